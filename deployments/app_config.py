@@ -51,8 +51,9 @@ class AppConfig(
 
     served_model_name: str | None = Field(
         None,
-        description="Name that clients pass as `model`, or several names separated by commas, of which answers carry "
-        "the first. By default the folder's name, org/name on the hub, the short name, or wingbeat-demo.",
+        description="Name that clients pass as `model`, or several names separated by commas; answers carry the "
+        "first of them. By default the name of the model's folder, its org/name on the hub or its short name; for "
+        "the demo pair wingbeat-demo.",
     )
 
     max_queued_requests: int = Field(
@@ -64,8 +65,8 @@ class AppConfig(
     engine_wait_s: float = Field(
         120.0,
         ge=0,
-        description="Seconds that a request waits while there is no engine, such as during its start; 0 answers 503 "
-        "at once.",
+        description="Seconds that a request waits for an engine if none is running, such as while an engine "
+        "starts. With 0 such a request gets a 503 at once.",
     )
     max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests that one router replica handles at once.")
     shutdown_timeout_s: float = Field(
@@ -86,9 +87,9 @@ class AppConfig(
     )
     max_num_batched_tokens: int | None = Field(
         None,
-        description="Prompt tokens computed per round, beside the running sequences. By default "
-        f"{PROMPT_TOKENS['cpu']} on CPUs and {PROMPT_TOKENS['cuda']} on GPUs, there 1024 or 512 if memory "
-        "is short.",
+        description="Maximum prompt tokens that a round computes, in addition to the tokens of the sequences that "
+        f"decode. By default {PROMPT_TOKENS['cpu']} on CPUs and {PROMPT_TOKENS['cuda']} on GPUs; on GPUs 1024 or "
+        "512 if memory is short.",
     )
     block_size: int = Field(_ENGINE.block_size, description="Tokens per block of the KV cache.")
     num_kv_blocks: int | None = Field(
@@ -100,8 +101,8 @@ class AppConfig(
         None,
         ge=1,
         description="Bytes of the verifier's KV pool (per rank); the drafter has as many blocks of its own. By "
-        f"default what gpu_memory_utilization leaves, and on CPUs {_ENGINE.cpu_memory_utilization:.0%} of the RAM "
-        "that is free beside the weights, per replica.",
+        f"default the memory that gpu_memory_utilization leaves on GPUs, and {_ENGINE.cpu_memory_utilization:.0%} "
+        "of the RAM that is free in addition to the weights, per replica, on CPUs.",
     )
     gpu_memory_utilization: float = Field(
         _ENGINE.gpu_memory_utilization,
@@ -114,27 +115,29 @@ class AppConfig(
     drafter_timeout_s: float = Field(
         _ENGINE.drafter_timeout_s,
         gt=0,
-        description="Seconds without an answer after which a drafter counts as stuck and is replaced; rounds decode "
-        "plainly after 0.15 s, or after twice its usual time to answer. On GPUs a drafter's first answer may take "
-        "60 s, while its kernels compile.",
+        description="Seconds without an answer after which a drafter counts as stuck and is replaced. A single "
+        "round waits at most 0.15 s, or twice the drafter's usual answer time if that is longer, and then decodes "
+        "plainly. On GPUs a drafter's first answer may take 60 s, because its kernels are compiled.",
     )
     drafter_back_off_s: float = Field(
         1.0,
         ge=0,
-        description="Seconds before a drafter that failed again is replaced; doubled by each failure, up to 30 s.",
+        description="Seconds of pause before another drafter is started after the second failure in a series; each "
+        "further failure doubles the pause, up to 30 s.",
     )
     stream_interval_ms: float = Field(
         20.0,
         ge=0,
-        description="Least milliseconds between two messages of one engine to one router, which carry "
-        "all tokens since the last; first tokens are sent at once.",
+        description="Minimum milliseconds between two messages from an engine to a router; each message carries "
+        "all tokens since the last one. The first token of an answer is sent at once.",
     )
 
     channel: Literal["auto", "shm", "cuda_ipc", "remote"] = Field(
         "auto",
-        description="Transport of rounds between verifier and drafter: 'shm' (host memory), 'cuda_ipc' (GPU memory) "
-        "or 'remote' (a connection between nodes). 'auto' is remote if drafter_resources places them on two nodes, "
-        "else cuda_ipc if both are on a GPU (with a fallback if the GPUs cannot share memory), else shm.",
+        description="How verifier and drafter exchange rounds: 'shm' (host memory), 'cuda_ipc' (GPU memory) or "
+        "'remote' (a connection between nodes). 'auto' is remote if drafter_resources places verifier and drafter "
+        "on two nodes, else cuda_ipc if both are on a GPU (with a fallback if the GPUs cannot share memory), else "
+        "shm.",
     )
     # The literal is the first member of the union, because the command line's help shows the values of the first
     # member.
@@ -147,22 +150,25 @@ class AppConfig(
     num_gpus_per_verifier: float = Field(
         0.0,
         ge=0,
-        description="GPU, or fraction of one, per verifier; per rank if it has several; at most 1. If neither GPU "
-        "share is given, 1 and 1 if two GPUs are free for a pair, else 0.7 and 0.3 of one GPU.",
+        description="Number of GPUs, a fraction or 1, of each verifier, or of each of its ranks if it has several. "
+        "If neither num_gpus_per_verifier nor num_gpus_per_drafter is given, they are 1 and 1 if two GPUs are free "
+        "for a pair, and 0.7 and 0.3 of one GPU otherwise.",
     )
     num_gpus_per_drafter: float = Field(
-        0.0, ge=0, description="GPU, or fraction of one, per drafter; see num_gpus_per_verifier."
+        0.0, ge=0, description="Number of GPUs, a fraction or 1, of each drafter; see num_gpus_per_verifier."
     )
     num_cpus_per_verifier: float = Field(
         0.5,
         ge=0,
-        description=f"CPUs that Ray reserves per verifier, beside {CPUS_OF_DRAFTER} per drafter and {CPUS_OF_ROUTER} "
-        "per router. They limit placement, not use.",
+        description=f"CPUs that Ray reserves for each verifier, in addition to {CPUS_OF_DRAFTER} for each drafter "
+        f"and {CPUS_OF_ROUTER} for each router. These numbers limit how many processes Ray places on a node, but "
+        "not how much CPU time a process uses.",
     )
     verifier_resources: NodeResources = Field(
         None,
-        description="Custom Ray resources that each verifier takes, beside CPUs and GPUs, as JSON such as "
-        '{"big_gpu": 1}; verifiers run only on nodes that have them. Each rank takes these amounts.',
+        description="Custom Ray resources that each verifier reserves, in addition to CPUs and GPUs, as JSON such "
+        'as {"big_gpu": 1}; verifiers run only on nodes that have these resources. Each rank reserves these '
+        "amounts.",
     )
 
     engine_factory: str | None = Field(

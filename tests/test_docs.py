@@ -23,9 +23,10 @@ def text_of(document: str) -> str:
     [
         (
             "models.md",
-            f"may be at most {trial.FULL_PRECISION_TOLERANCE:.1%}, for each row and for the median of the rows. A "
-            f"single row of a text may be farther: up to {trial.OUTLIER_FACTOR} x the text's median distance, and at "
-            f"most {trial.LARGEST_TOLERANCE:.0%}.",
+            f"every row but the farthest may have a distance of at most {trial.FULL_PRECISION_TOLERANCE:.1%}. The "
+            f"farthest row may have up to {trial.OUTLIER_FACTOR} x the text's median distance, and at most "
+            f"{trial.LARGEST_TOLERANCE:.0%}. The median over the rows may be at most "
+            f"{trial.FULL_PRECISION_TOLERANCE:.1%}.",
         ),
         ("models.md", f"where the copy takes at most {exact.WHOLE_COPY_BYTES >> 30} GiB"),
         (

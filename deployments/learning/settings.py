@@ -34,7 +34,8 @@ class LearnOptions(Settings):
     max_bytes: int = Field(
         2 * 10**9,
         ge=1,
-        description="Maximum bytes of stored tokens and hidden states; the oldest are deleted beyond it.",
+        description="Maximum bytes of stored tokens and hidden states. When it is reached, a random part of them "
+        "is deleted, but none of the newest quarter.",
     )
     expire_s: float = Field(
         7 * 86400.0,
@@ -44,7 +45,8 @@ class LearnOptions(Settings):
     )
     share: float = Field(1.0, gt=0, le=1, description="Fraction of the requests that is learnt from.")
     trains: bool = Field(
-        True, description="False stores and trains nothing, and serves the heads that operators promote."
+        True,
+        description="If false, nothing is stored or trained, and the server uses the heads that operators promote.",
     )
     core_share: float = Field(0.25, gt=0, le=1, description="Fraction of one CPU core that the learner may use.")
     max_load: float | None = Field(

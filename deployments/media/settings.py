@@ -47,8 +47,9 @@ _DOMAINS = Field(
 )
 _LIMITS = Field(
     None,
-    description=f"Maximum images and audio of one request, as JSON; by default {json.dumps(PER_REQUEST)}, and 0 "
-    "accepts none. An image may have at most 25,000,000 pixels, audio 600 s, and each file 16 MiB.",
+    description="Maximum number of images and of audio files in one request, as JSON; by default "
+    f"{json.dumps(PER_REQUEST)}, and 0 accepts none. An image may have at most 25,000,000 pixels, audio may last at "
+    "most 600 s, and each file may have at most 16 MiB.",
     **_PANEL,
 )
 _HELD = Field(

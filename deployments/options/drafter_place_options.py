@@ -22,9 +22,9 @@ class DrafterPlaceOptions(ModelOptions):
     )
     drafter_resources: NodeResources = Field(
         None,
-        description="Custom Ray resources that each drafter takes, beside CPUs and GPUs, as JSON such as "
-        "{\"cheap_gpu\": 1}; drafters run only on nodes that have them. With channel 'auto' this allows "
-        "drafters on other nodes than their verifiers.",
+        description="Custom Ray resources that each drafter reserves, in addition to CPUs and GPUs, as JSON such "
+        "as {\"cheap_gpu\": 1}; drafters run only on nodes that have these resources. With channel 'auto', drafters "
+        "may then run on other nodes than their verifiers.",
     )
 
     def asked(self) -> dict[str, tuple[bool, str]]:

@@ -48,8 +48,9 @@ class ModelFolder(Settings):
 
     model: Path | None = Field(
         None,
-        description="Folder of a Hugging Face checkpoint, a GGUF file, a name on the Hugging Face hub, "
-        "org/name[@revision], or the short name of a model that wingbeat fetch has. By default the demo's verifier.",
+        description="Folder of a Hugging Face checkpoint, a GGUF file, a name on the Hugging Face hub "
+        "(org/name[@revision]), or the short name of a model that wingbeat fetch can download. By default the demo "
+        "pair's verifier.",
     )
 
     @model_validator(mode="before")
@@ -94,27 +95,27 @@ class LoadOptions(ModelFolder):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] | None = Field(
         None,
-        description="Dtype of weights and KV cache. By default float32 on CPUs, and on GPUs float16 if config.json "
-        "names it and bfloat16 otherwise. 'auto' is the default, except for a bfloat16 checkpoint on a CPU with "
-        "bfloat16 units (AVX512-BF16, AMX): both dtypes are timed at the start, bfloat16 is taken if rounds are 10 % "
-        "shorter, and the choice is kept in the cache folder; texts then have bfloat16's rounding, so name a dtype "
-        "if replicas run on different kinds of CPU. 'int8', on CPUs only: float32 with linear layers' weights "
-        "rounded to eight bits with one scale per channel, which are read in half the time of bfloat16 and change "
-        "texts.",
+        description="Dtype of weights and KV cache. By default float32 on CPUs; on GPUs float16 if config.json "
+        "names it, and bfloat16 otherwise. 'auto' differs from the default only for a bfloat16 checkpoint on a CPU "
+        "with bfloat16 units (AVX512-BF16, AMX): the engine times both dtypes at startup, uses bfloat16 if rounds "
+        "are 10 % shorter, and keeps the choice in the cache folder. With bfloat16 texts have bfloat16's rounding, "
+        "so name a dtype if replicas run on different kinds of CPU. 'int8', on CPUs only, is float32 with the "
+        "weights of linear layers rounded to eight bits, with one scale per output channel. Reading these weights "
+        "takes half as long as in bfloat16, and the rounding changes texts.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="'auto' is cuda if there is a GPU; a server whose GPU shares are given uses a GPU if the "
-        "verifier's share is above 0. 'cpu' takes no GPU.",
+        description="'auto' uses a GPU if there is one; a server whose GPU shares are given uses a GPU only if the "
+        "verifier's share is above 0. 'cpu' uses no GPU.",
     )
     threads: int | None = Field(
         None,
         ge=0,
         le=1024,
-        description="CPU threads of the verifier, and of the drafter. 0 measures at the start how many cores pay for "
-        "the verifier and for a head that drafts with the CPU kernels; other drafters get 1. The default "
-        "does the same for a single pair and is 1 with several replicas, models, ranks or shared "
-        "drafters. With 1, verifier and drafter share one core if one can be spared.",
+        description="CPU threads of the verifier and of the drafter. With 0 the engine measures at startup with "
+        "how many threads the verifier, and a head that drafts with the CPU kernels, are fastest; other drafters "
+        "get 1 thread. The default is 0 for a single pair, and 1 with several replicas, models, ranks or shared "
+        "drafters. With 1, verifier and drafter share one core if Wingbeat can reserve a core for them.",
     )
 
     @field_validator("dtype", mode="before")
@@ -198,13 +199,13 @@ class ModelOptions(ModelSettings):
     )
     allow_bad_drafter: bool = Field(
         False,
-        description="Serve a drafter that fails its self-test at the start, with a warning. By default such a drafter "
-        "ends the start.",
+        description="Serve a drafter that fails its self-test at the start, with a warning. By default the start "
+        "fails with such a drafter.",
     )
     drafter_weights: Literal["auto", "fp8"] = Field(
         "auto",
-        description="Weights of an EAGLE head: 'fp8' rounds them to eight bits with one scale per channel, which a "
-        "GPU reads in half the time; 'auto' keeps the model's dtype.",
+        description="Storage of an EAGLE head's weights: 'fp8' rounds them to eight bits with one scale per output "
+        "channel, so a GPU reads them in half the time; 'auto' keeps the model's dtype.",
     )
     draft_steps: int | None = Field(
         None, description=f"Maximum levels of a draft tree below its root; {default_by_device('draft_steps')}."
@@ -212,9 +213,9 @@ class ModelOptions(ModelSettings):
     draft_top_k: int | tuple[tuple[int, ...], ...] | None = Field(
         None,
         description="Children per expanded node of a draft tree; 1 drafts a chain; "
-        f"{default_by_device('draft_top_k')}. Or a fixed tree as JSON: the path of each node as ranks among "
-        "its parents' candidates, such as [[0], [1], [0, 0]]; draft_steps and verify_tree_size then follow "
-        "from the tree.",
+        f"{default_by_device('draft_top_k')}. Or a fixed tree as JSON, such as [[0], [1], [0, 0]]: a list with a "
+        "path for each node, which gives the rank of each token on the way from the root among the candidates of "
+        "its parent. A fixed tree determines draft_steps and verify_tree_size.",
     )
     verify_tree_size: int | None = Field(
         None,
@@ -223,28 +224,28 @@ class ModelOptions(ModelSettings):
     )
     adaptive: bool | None = Field(
         None,
-        description="Choose depth and nodes of each round's draft tree, or plain decoding, from measured costs and "
-        "tracked acceptance; by default true. False always drafts the full tree.",
+        description="Choose the depth and nodes of each round's draft tree, or plain decoding, from measured costs "
+        "and tracked acceptance. By default true; false drafts the full tree in each round.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",
-        description="Dtype of the verifier's KV cache: 'auto' is the model's dtype; 'fp8' rounds keys and values to "
-        "float8_e4m3fn, so that the same memory holds twice the tokens of bfloat16 and four times those of float32. "
-        "fp8 changes texts, equally with and without speculation, is slower on CPUs, and does not go with "
-        "tensor_parallel_size or engine_dir.",
+        description="Dtype of the verifier's KV cache: 'auto' is the model's dtype; 'fp8' rounds keys and values "
+        "to float8_e4m3fn, so that the same memory holds twice as many tokens as in bfloat16 and four times as "
+        "many as in float32. fp8 changes texts, in the same way with and without speculation, is slower on CPUs, "
+        "and is refused together with tensor_parallel_size above 1 or engine_dir.",
     )
 
     kernels: Literal["auto", "torch"] = Field(
         "auto",
-        description="On GPUs: 'auto' compiles Wingbeat's kernels, compares each with torch on the device at the "
-        "start, and uses torch's operations, with a warning, for a kernel that does not compile or "
-        "differs; 'torch' compiles none, which is slower.",
+        description="On GPUs: 'auto' compiles Wingbeat's kernels and compares each with torch on the device at "
+        "startup; torch's operations replace a kernel that does not compile or that differs, with a warning. "
+        "'torch' uses torch's operations only, which is slower.",
     )
     deterministic: bool = Field(
         False,
-        description="Give each request the same tokens bit for bit, in any dtype, with and without speculation, alone"
-        " and in any batch. Layers then run only on Wingbeat's own kernels: models with other layers are "
-        "refused, and many rows of large models in bfloat16 take longer, on CPUs up to twice as long.",
+        description="Give each request the same tokens bit for bit, in any dtype, with and without speculation, "
+        "alone and in any batch. Layers then run only in Wingbeat's own kernels, so models with other layers are "
+        "refused. Passes of many rows through large models in bfloat16 take longer, on CPUs up to twice as long.",
     )
     engine_dir: Path | None = Field(
         None,

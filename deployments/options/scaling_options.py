@@ -30,7 +30,7 @@ class ScalingOptions(ModelOptions):
     router_autoscaling_config: dict[str, Any] | None = Field(
         None,
         description="Ray Serve's autoscaling config for the routers as JSON, in place of num_router_replicas. "
-        "min_replicas must be at least 1, because no request could wake a router.",
+        "min_replicas must be at least 1, because without a router no request arrives that could start one.",
     )
 
     @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")

@@ -35,8 +35,8 @@ class SurfaceOptions(ModelOptions):
     api_key: tuple[SecretStr, ...] | None = Field(
         default_factory=lambda: os.environ.get(API_KEY_VARIABLE) or None,
         validate_default=True,
-        description="Keys separated by commas; clients must send one of them as a Bearer token. By default read from "
-        f"the environment variable {API_KEY_VARIABLE}; without any, no key is asked for.",
+        description="Keys separated by commas; clients must send one of them as a Bearer token. By default read "
+        f"from the environment variable {API_KEY_VARIABLE}. If there are no keys, requests need no key.",
     )
     operator_key: tuple[SecretStr, ...] | None = Field(
         default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
@@ -47,8 +47,8 @@ class SurfaceOptions(ModelOptions):
     )
     access_log: bool = Field(
         False,
-        description="Log one line per request: id, path, status, time. /health, /ping, /load and /metrics are logged "
-        "only when they fail.",
+        description="Log one line per request: id, path, status and time. Requests to /health, /ping, /load and "
+        "/metrics are logged only if they fail.",
     )
     allowed_hosts: tuple[str, ...] | None = Field(
         None,
@@ -67,9 +67,9 @@ class SurfaceOptions(ModelOptions):
     )
     chat_template: str | None = Field(
         None,
-        description="File with a Jinja chat template that replaces the model's and is read when a router starts. Or "
-        f"{OF_REQUESTS!r}: a chat request may bring its own template as `chat_template`, run within limits"
-        " of time and memory. By default the model's template.",
+        description="File with a Jinja chat template that replaces the model's template; a router reads the file "
+        f"when it starts. The value {OF_REQUESTS!r} instead permits a chat request to bring its own template as "
+        "`chat_template`, which is run with limits of time and memory. By default the model's template.",
     )
 
     @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")

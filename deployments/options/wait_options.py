@@ -21,9 +21,9 @@ class WaitOptions(ModelOptions):
     engine_stuck_after_s: float | None = Field(
         None,
         gt=0,
-        description="Seconds that one round may take before the engine counts as stuck and is killed and replaced; "
-        "larger if rounds of that size usually take more than a tenth of it. By default 30 on CPUs, and "
-        "120 on GPUs or with several ranks.",
+        description="Seconds that one round may take before the engine counts as stuck and is killed and replaced. "
+        "If the slowest earlier round of the same size took more than a tenth of this limit, the limit is 10 times "
+        "the duration of that round. By default 30 on CPUs, and 120 on GPUs or with several ranks.",
     )
     engine_start_timeout_s: float = Field(
         1800.0,

@@ -32,8 +32,9 @@ class WeightTransfer(BaseModel):
 
     backend: Literal["gloo", "nccl", "disk", "ray"] = Field(
         "ray",
-        description="How trainers send weights: 'gloo' and 'nccl' broadcast them in a process group; 'disk' names "
-        "files; 'ray' passes object references over a Serve handle. Files and references work with every backend.",
+        description="How trainers send weights: with 'gloo' and 'nccl' they broadcast tensors in a process group; "
+        "with 'disk' they name files; with 'ray' they pass object references over a Serve handle. Files and "
+        "references work with every backend.",
     )
 
 
@@ -61,8 +62,8 @@ SETTINGS = {
         bool,
         Field(
             False,
-            description="Keep overwritten weights in host memory until an update is finished, so that an unfinished "
-            "update restores the old weights. Needs rollouts.",
+            description="Keep overwritten weights in host memory until an update is finished; if the update is not "
+            "finished, the engine restores the old weights. Needs rollouts.",
             json_schema_extra=_PANEL,
         ),
     ),
