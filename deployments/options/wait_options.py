@@ -38,10 +38,10 @@ class WaitOptions(ModelOptions):
     )
 
     def patience_s(self, slow: bool, drafter_timeout_s: float) -> float:
-        """Returns the seconds that every round may take before the engine counts as stuck.
+        """Returns how many seconds a single round may take before the engine counts as stuck.
 
         Args:
-            slow: whether rounds may wait for a GPU's compiler or for other ranks.
+            slow: whether a round may have to wait for the compilation of kernels or for other ranks.
         """
         if self.engine_stuck_after_s is not None:
             return self.engine_stuck_after_s
