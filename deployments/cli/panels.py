@@ -1,4 +1,6 @@
-"""Groups of options in a command's help (typer's panels): the most used options first, all other options by subject."""
+"""Groups options in a command's help, as typer's panels: the most used options come first, all other options are
+grouped by subject.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -72,8 +74,8 @@ def _owner(config_class: type[BaseModel], name: str) -> str:
 
 
 def place(option: inspect.Parameter) -> tuple[int, int]:
-    """Returns the sort key of an option: first the most used options, then the rest of the first panel, then other
-    panels.
+    """Returns the sort key of an option: the most used options come first, then the other options of the first panel,
+    then the options of other panels.
     """
     title = getattr(getattr(option.annotation, "__metadata__", [None])[0], "rich_help_panel", None)
     first = MOST_USED.index(option.name) if option.name in MOST_USED else len(MOST_USED)

@@ -10,7 +10,7 @@ from wingbeat.deployments.doctor.machine import gib
 
 
 def gpu_parts(seen: bool) -> list[Part]:
-    """Return the checks of the first GPU, in the order in which a start uses it; a single check if `seen` is False."""
+    """Return the checks of the first GPU, in the order in which a start uses it; if `seen` is False, a single check."""
     if not seen:
         return [Part("GPU", 30, _no_gpu)]
     return [

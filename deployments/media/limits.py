@@ -35,4 +35,6 @@ class MediaLimits:
     max_held_bytes: int = MAX_HELD_MEDIA_BYTES
     """Maximum bytes of decoded media over all running requests of a router."""
     max_audio_s: float = 600.0
-    """Maximum duration of an audio file in seconds. Decoding stops there, and the file is refused."""
+    """Maximum duration of an audio file in seconds. When a file exceeds the duration, decoding stops and the file is
+    refused.
+    """
