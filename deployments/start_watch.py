@@ -11,7 +11,7 @@ PLACEMENT_S = 600.0
 to start a machine.
 """
 _UNPLACED = "to be scheduled"
-"""Words in the message that Serve gives a deployment whose replicas have not been placed after 30 s."""
+"""Words by which Serve's status message of a deployment shows that its replicas have not been placed within 30 s."""
 
 
 class StartWatch:

@@ -51,7 +51,7 @@ OF_FIELD = {
 
 
 def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
-    """Returns a function that returns the title of a field's panel, None for the first panel.
+    """Returns a function from the name of a field to the title of the field's panel; None stands for the first panel.
 
     Args:
         config_class: class whose fields are the options.
