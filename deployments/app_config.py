@@ -24,8 +24,8 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Context length in tokens that is assumed for a model whose config.json states none; the loaded model may lower it."""
 
 CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
-"""CPUs that Ray reserves for a drafter and for a router. The numbers limit how many processes fit on a node, but not
-how much CPU time each process uses.
+"""CPUs that Ray reserves for a drafter and for a router. The numbers limit how many processes Ray places on a node, but
+not how much CPU time a process can use.
 """
 
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1

@@ -40,7 +40,8 @@ class StartWatch:
             deployments: Serve's status of each deployment by name, with a `message`.
 
         Returns:
-            One line if a replica was not placed within `limit_s`, or has refused to start and would refuse again; else
+            One line with the reason if a replica was not placed within `limit_s`, or has refused to start and would
+                refuse again; else
             None.
         """
         messages = {name: one.message or "" for name, one in deployments.items()}

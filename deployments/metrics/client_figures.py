@@ -34,7 +34,7 @@ class ClientFigures:
     since the tokens before.
     """
     time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
-    """One value for each request: the mean seconds per token, not counting the first token."""
+    """Mean seconds per token after the first token; each request gives one value."""
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     prompt_tokens: Histogram | None = None
     generation_tokens: Histogram | None = None

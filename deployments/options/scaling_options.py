@@ -73,11 +73,11 @@ class ScalingOptions(ModelOptions):
 
 
 def check_autoscaling(fields: dict[str, Any]) -> None:
-    """Checks an autoscaling config by Ray Serve's model of it, and also refuses unknown fields, which Serve's model
-    ignores.
+    """Checks an autoscaling config by means of Ray Serve's own pydantic model; also refuses unknown fields, which
+    Serve's model ignores.
 
     Raises:
-        ValueError: a field is unknown or invalid; the message names it.
+        ValueError: a field is unknown or invalid; the message names the field.
     """
     # Serve's model is imported here, because the import takes a second or more and most servers have a fixed number of
     # replicas.

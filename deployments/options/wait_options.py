@@ -6,12 +6,12 @@ from wingbeat.deployments.options.model_options import ModelOptions
 
 STUCK_AFTER_S = 30.0
 SLOW_STUCK_AFTER_S = 120.0
-"""Default seconds on GPUs and with several ranks. The value is high because a drafter's first answer may take a minute
-while kernels compile, and ranks may wait as long for each other.
+"""Default of `engine_stuck_after_s` on GPUs and with several ranks, in seconds. The value is high, because a drafter's
+first answer may take a minute while kernels are compiled, and because ranks may wait that long for each other.
 """
 DRAFTER_TIMEOUTS = 3.0
-"""Every round may take at least this multiple of the drafter's timeout, because a round waits for its drafter once and
-must not count as stuck meanwhile.
+"""A round may always take this multiple of the drafter's timeout. A round that waits for its drafter until the timeout
+must not count as stuck.
 """
 
 
