@@ -48,12 +48,12 @@ SCALING_ENV = {
 """Environment that makes Serve report load to its controller every second instead of every 6 to 10 s."""
 ROUTER, VERIFIER = "Router", "Verifier"
 HEALTH_CHECK_PERIOD_S = 1.0
-"""Seconds between Serve's health checks, which is therefore the maximum time until Serve notices that a replica is dead
-and replaces it.
+"""Seconds between Serve's health checks. After at most this time, Serve notices that a replica is dead, and replaces
+it.
 """
 HEAD_NODE, HEAD_SHARE = "node:__internal_head__", 0.001
-"""Name of the resource that only the cluster's head node has, and the amount that a router reserves, which is so small
-that the resource never runs out.
+"""HEAD_NODE: name of the resource that only the cluster's head node has. HEAD_SHARE: amount of this resource that a
+router reserves; the amount is so small that the resource never runs out.
 """
 START_ATTEMPTS = 2
 """Maximum attempts to construct a replica. One retry is enough if a process was lost by chance; if a checkpoint is

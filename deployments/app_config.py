@@ -329,7 +329,9 @@ class AppConfig(
         return made
 
     def named_dir(self) -> Path:
-        """Returns the folder of the checkpoint that the original settings name, also for copies by `with_weights`."""
+        """Returns the folder of the checkpoint that the settings name. For a copy made by `with_weights`, the original
+        settings are meant.
+        """
         return self._named_dir or self.model_dir()
 
     def num_ranks(self) -> int:

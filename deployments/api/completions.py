@@ -141,8 +141,8 @@ class CompletionService:
                         yield delta
         except RequestRefused as error:
             field, _, problem = str(error).partition(" ")
-            # An engine's error names every input "prompt", but the error sent to the client must name the field of the
-            # request.
+            # In an engine's errors every input is called "prompt", but the error that the client gets must name the
+            # field of the request.
             raise invalid(generation.prompt_field if field == "prompt" else field, problem.removesuffix(".")) from error
         finally:
             admission.release()

@@ -139,7 +139,7 @@ class Prompts:
 
     Args:
         reader: reader of media parts; None for a text-only model.
-        takes_templates: whether requests may contain a chat template of their own.
+        takes_templates: whether a request may contain a chat template.
         aliases: further names of the base model.
     """
 

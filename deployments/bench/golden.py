@@ -29,7 +29,7 @@ def published(name: str) -> dict[int, GoldenLength]:
     """Return the acceptance lengths published under a name, by number of drafted tokens.
 
     Raises:
-        ValueError: the name is unknown; one line that lists the known names.
+        ValueError: the name is unknown; the message is one line that lists the known names.
     """
     table = json.loads(_FILE.read_text(encoding="utf-8"))
     if name not in table:

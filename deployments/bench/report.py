@@ -19,7 +19,7 @@ class Report(NamedTuple):
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     same_tokens: bool
-    """Whether every pass of both modes produced the same tokens."""
+    """Whether all passes, of both modes, produced the same tokens."""
     metrics: SpeculationMetrics
     tokens_a_round: float
     """Mean number of tokens that a request gets per round of the speculative mode; first tokens are not counted."""

@@ -64,7 +64,7 @@ def add_late_command(
     Missing folders are reported before the options are imported.
 
     Args:
-        options: `module:Class` of the command's settings.
+        options: import path `module:Class` of the command's settings class.
         run: function `run(config, **own)`, see `options.model_command`; its docstring is the command's help text.
         arguments: fields of the settings that may be given as positional arguments.
         takes_folder: whether the first word of the arguments is a folder.

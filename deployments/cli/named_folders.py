@@ -19,7 +19,7 @@ def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None
         takes_folder: whether the first word of the arguments is a folder too.
 
     Raises:
-        UserError: one line that names the folder.
+        UserError: the message is one line that names the folder.
     """
     is_folder = takes_folder and bool(args) and not args[0].startswith("-") and not Path(args[0]).exists()
     if is_folder and (problem := folder_problem(args[0])) is not None:

@@ -47,7 +47,9 @@ OF_FIELD = {
     **dict.fromkeys(("engine_factory", "drafter_factory", "verifier_resources"), CLUSTER),
     "served_model_name": API,
 }
-"""Panel of single settings whose subject is not the subject of their class."""
+"""For single settings that belong to another subject than the rest of their class: the panel of the setting, by its
+name.
+"""
 
 
 def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:

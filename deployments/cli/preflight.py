@@ -30,7 +30,8 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
     machines. In a cluster given by `address`, Serve may already listen on the port, so the port is not checked either.
 
     Raises:
-        ValueError, OSError: one line that names the setting, the file or the tensor.
+        ValueError, OSError: the start cannot succeed; the message is one line that names the setting, the file or the
+            tensor.
     """
     if address is None:
         check_address(host, port)
@@ -59,7 +60,7 @@ def check_address(host: str, port: int) -> None:
     """Refuses an address that is in use or that this process may not bind.
 
     Raises:
-        PreflightError: one line with the reason.
+        PreflightError: the address cannot be used; the message is one line with the reason.
     """
     try:
         bind(host, port).close()
@@ -94,7 +95,7 @@ def check_positions(config: AppConfig, name: str, num_positions: int | None) -> 
     None, nothing is checked.
 
     Raises:
-        PreflightError: one line with both numbers.
+        PreflightError: the setting is above `num_positions`; the message is one line with both numbers.
     """
     if num_positions is not None and (config.max_model_len or 0) > num_positions:
         raise PreflightError(

@@ -35,8 +35,8 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
 """Number of engines in a row that may die while they run a request; after that the request must run alone, so that a
-request that breaks engines cannot end the whole fleet. The request must run alone as early as in the next engine if it
-has certainly broken an engine, or if it is one of a few suspects of which one has.
+request that breaks engines cannot end the whole fleet. If the request has certainly broken an engine, or is one of a
+few requests of which one has, it must run alone in the very next engine.
 """
 RECONNECT_S = 0.5
 """Seconds before a lost connection to a live engine is opened again."""
@@ -50,7 +50,8 @@ class EnginePool:
 
     Args:
         max_num_seqs: requests that one engine runs at once; used until an engine has reported its own number.
-        max_queued_requests: requests that may wait, over all engines and routers, beyond those that the engines run.
+        max_queued_requests: requests that may wait, over all engines and routers, in addition to the requests that the
+            engines run.
         engine_wait_s: maximum seconds that a request waits if there is no engine; meanwhile Serve is made to start an
             engine.
         may_sleep: whether autoscaling may remove all replicas while there are no requests.

@@ -58,7 +58,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
         nodes: the GPUs of each node.
 
     Raises:
-        SettingsError: there are not enough GPUs; one line that names the settings to change.
+        SettingsError: there are not enough GPUs; the message is one line that names the settings to change.
     """
     if not config.leaves_gpus_open():
         return Placed(config, None)

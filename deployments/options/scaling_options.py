@@ -62,7 +62,9 @@ class ScalingOptions(ModelOptions):
         }
 
     def min_pairs(self) -> int:
-        """Returns the minimum number of verifiers while any verifier is running, which is at least 1."""
+        """Returns the minimum number of verifiers (at least 1), apart from times at which autoscaling has removed all
+        verifiers.
+        """
         if self.autoscaling_config is not None:
             return max(1, self.autoscaling_config.get("min_replicas", 1))
         return self.num_replicas or 1

@@ -67,7 +67,8 @@ class EngineLife:
 
     Args:
         start: parameters of the engine's process.
-        launch_drafter: starts a drafter; None if the engine has no drafter in a process of its own.
+        launch_drafter: starts a drafter; None if the engine has no drafter, or if the drafter runs in the engine's
+            process.
         launch_ranks: starts the other ranks; None if the engine's process holds the whole model.
         names: named objects that the engine shall hold; objects that the engine finds on disk are added to them.
         is_first: whether no other engine has run in this replica.

@@ -39,7 +39,7 @@ LOOK_S = 0.5
 
 
 class WrongEngine(RuntimeError):
-    """The call names the engine of another replica, which is gone."""
+    """The call is meant for the engine of another replica, and that replica is gone."""
 
 
 class OtherModel(RuntimeError):

@@ -35,8 +35,8 @@ class FleetRollouts:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
         self.lost: dict[str, str] = {}
-        """Engines that failed to execute the last operation, with the reason. These engines serve nothing until their
-        next update.
+        """For each engine that failed to execute the last operation, the reason. These engines serve nothing until
+        their next update.
         """
 
     @property

@@ -82,7 +82,9 @@ def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = 
 
 
 def refused(why: str, *nothing: Any, flag: bool = False) -> Row:
-    """Returns the row of an option that is refused; it is ignored only if the value is False, None or in `nothing`."""
+    """Returns the row of an option that is refused, except if its value is False, None or in `nothing`; the option is
+    then ignored.
+    """
 
     def read(name: str, value: Any, given: Given) -> dict[str, Any]:
         if value is False or value in nothing:

@@ -16,7 +16,7 @@ LONG_BODY_BYTES = 2**16
 
 
 class Parsed(Protocol):
-    """Class of request bodies."""
+    """Interface of a request body's class."""
 
     @classmethod
     def parse(cls, body: bytes) -> Self:

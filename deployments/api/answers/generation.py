@@ -142,7 +142,8 @@ class Choice:
     """See `Prompt.echo_skips_special`."""
     include_stop: bool = False
     is_echo_alone: bool = False
-    """Whether the answer is only the prompt (max_tokens 0). Engines generate at least one token, which is then dropped.
+    """Whether the answer consists only of the prompt (max_tokens 0). An engine generates at least one token all the
+    same; this token is dropped.
     """
 
 

@@ -133,7 +133,7 @@ class ChatBody(MoreChatFields):
 
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Number of most likely tokens to report for each token; needs `logprobs`."""
+    """Number of most likely tokens to report for each token; allowed only with `logprobs`."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

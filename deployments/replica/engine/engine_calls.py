@@ -178,8 +178,8 @@ class EngineCalls:
         Raises:
             ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
         """
-        # A recording holds the hidden states of one set of verifier weights, so pushed weights need a recording of
-        # their own.
+        # A recording holds the hidden states of one set of verifier weights, so a separate recording is made for pushed
+        # weights.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
         self._recording = first("observe", self._config, own_engine(self._engine), name)
         if self._recording is not None:

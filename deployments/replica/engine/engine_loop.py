@@ -47,7 +47,8 @@ class EngineLoop:
         calls: object whose methods the replica calls by name.
         grammars: compiles grammars of requests; the loop closes this object at its end.
         cache_log: log of changes of the engine's prefix cache; with None, no changes are sent.
-        take_own: function that receives the outputs of requests that the engine itself has made, not a router.
+        take_own: function that receives the outputs of requests that were made by the engine itself and not by a
+            router.
     """
 
     def __init__(

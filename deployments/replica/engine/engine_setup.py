@@ -111,7 +111,7 @@ class Keeper(Protocol):
         ...
 
     def take(self, output: RequestOutput) -> None:
-        """Handle an output of a request that the engine itself has made, not a router."""
+        """Handle an output of a request that was made by the engine itself and not by a router."""
         ...
 
     def close(self) -> None:
