@@ -105,7 +105,7 @@ def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Appl
 
 
 def verifier_names(config: AppConfig) -> list[str]:
-    """Returns the names of the verifiers' deployments, one per model."""
+    """Returns the name of each model's deployment of verifiers."""
     return [VERIFIER + _mark(one, config) for one in config.served()]
 
 

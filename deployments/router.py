@@ -117,8 +117,8 @@ class Router(RouterBase):
         self._is_up = True
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests with 503, and waits until running requests have ended; requests that run at the timeout
-        are ended.
+        """Refuses new requests with 503, and waits until running requests have ended; requests that still run at the
+        timeout are ended.
         """
         await asyncio.gather(*(front.pool.drain(timeout_s) for front in self._fronts))
 

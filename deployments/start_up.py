@@ -19,8 +19,8 @@ _OUT_OF_MEMORY = re.compile(
     r"\b(?P<num>[1-9]\d*) worker[^,.]* killed due to (?:memory pressure|the node running low)", re.I
 )
 """Pattern of the line in which the raylet reports that it has killed processes to free memory. Other lines of the
-raylet are not shown, because they are misleading: for each process that was killed, they name lack of memory as a
-possible cause, even if this application has killed the process on purpose.
+raylet are not shown, because they are misleading: for each process that was killed, the raylet names lack of memory as
+a possible cause, even if this application has killed the process on purpose.
 """
 
 _PHASE = re.compile(r"\w+ing\b")

@@ -19,7 +19,9 @@ class EngineOverloaded(TryLater):
 
 
 class EngineUnavailable(TryLater):
-    """There is no engine to run the request, or the engine that ran it is lost and no engine can continue it."""
+    """There is no engine to run the request, or the engine that ran the request is lost and no other engine can
+    continue the request.
+    """
 
 
 class RouterGone(Exception):

@@ -26,9 +26,7 @@ class EngineRequestRouter(RequestRouter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._leaving: dict[str, RunningReplica] = {}
-        """By engine id: the replicas that Serve has removed most recently, except replicas that are known to be
-        dead.
-        """
+        """Replicas, by engine id, that Serve has removed most recently, except replicas that are known to be dead."""
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False

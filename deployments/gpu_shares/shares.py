@@ -66,8 +66,8 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
     if total == 0:
         return Placed(_fixed(config, 0.0, 0.0), None)
     free = [sum(gpu.free for gpu in gpus) for gpus in nodes]
-    # If all GPUs are in use, one GPU counts as free nevertheless. If its free memory does not hold the model, loading
-    # fails.
+    # Even if all GPUs are in use, one GPU counts as free. If the free memory of this GPU does not suffice for the
+    # model, loading fails.
     verifier, drafter = _shares(config, free if any(free) else [1])
     kind = next(gpu.name for gpus in nodes for gpu in gpus if gpu.free or not any(free))
     ranks = config.num_ranks()

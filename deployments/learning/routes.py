@@ -29,7 +29,7 @@ INCOMING = "incoming"
 """Subfolder of the ledger's folder for heads that operators provide."""
 TOLD_S, LOOK_S = 10.0, 0.2
 """TOLD_S: maximum seconds to wait for drafters to refuse a version that does not fit, which they can do only after
-reading it. LOOK_S: seconds between two looks whether a drafter has refused.
+reading it. LOOK_S: seconds between two checks whether a drafter has refused.
 """
 FILES = ("config.json", "mask_embedding.pt", "model.safetensors", "model.safetensors.index.json")
 _INNER = {"folder", "digest", "promotions"}

@@ -134,7 +134,8 @@ class Fetcher:
             raise MediaError("contains a user name, which is not supported")
         if host.lower() not in self._limits.allowed_domains:
             raise MediaError("is at a host that is not in --allowed-media-domains")
-        # A host that is an IP address is checked here, because it is not resolved, so the resolver does not check it.
+        # A host that is an IP address is checked here, because such a host is not resolved, so the resolver cannot
+        # check it.
         if _is_address(host) and not self._resolver.may_connect(host):
             raise MediaError("is at an address that is not public")
 

@@ -23,7 +23,7 @@ class MediaLimits:
     """Limits of one request's media, and of their memory in a router."""
 
     allowed_domains: frozenset[str] = frozenset()
-    """Hosts from which media may be fetched; if empty, nothing is fetched."""
+    """Hosts from which media may be fetched; if the set is empty, no media is fetched."""
     per_request: Mapping[str, int] = field(default_factory=PER_REQUEST.copy)
     max_bytes: int = 16 * 2**20
     """Maximum bytes of an image or audio file as sent or fetched."""

@@ -42,8 +42,8 @@ class CallParser(Parser):
         return self._take()
 
     def flush(self) -> MessageDelta:
-        """Returns the rest of the message; if a call is unfinished and nothing of it was sent, its text becomes answer
-        text.
+        """Returns the rest of the message; if a call is unfinished and no part of the call was sent, the text of the
+        call becomes answer text.
         """
         self._ended = True
         while self._pending and self._advance():

@@ -32,7 +32,7 @@ class LlamaJsonParser(CallParser):
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Returns the format of an answer that is calls, or text that does not begin like a call."""
+        """Returns the format of an answer that consists of calls, or of text that does not begin like a call."""
         return one_of(cls.calls_format(functions, several), {"type": "regex", "pattern": r"[^{<\s](.|\s)*"})
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Deltas of messages, and the base class of parsers that produce them from text."""
+"""Deltas of messages, and the base class of the parsers that produce deltas from text."""
 
 import uuid
 from abc import ABC, abstractmethod

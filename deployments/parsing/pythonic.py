@@ -173,7 +173,7 @@ class PythonicParser(CallParser):
         return False
 
     def _give_up(self) -> bool:
-        """Gives up reading calls: the unsent part of the list and all later text become answer text."""
+        """Stops reading calls. The part of the list that was not sent, and all later text, become answer text."""
         if self._num_calls:
             self._raw = ""
         self._drop_call()

@@ -58,8 +58,8 @@ class EngineClient:
         self._open: dict[tuple[str, int], int] = {}
         """For each open request, by client and number: the position in the link's stream at which its message ends."""
         self._shared: dict[tuple[str, int], list[int]] = {}
-        """By client and number of a request: file descriptors of the shared memory that holds the media spans of its
-        prompt.
+        """For each request, by client and number: file descriptors of the shared memory that holds the media spans of
+        the request's prompt.
         """
         self._held = False
         self._calls: dict[int, asyncio.Future[Any]] = {}

@@ -47,7 +47,7 @@ class OtherModel(RuntimeError):
 
 
 class Verifier(LiveReplica):
-    """Replica of an engine with its drafter. Every call names the engine that it is meant for; see
+    """Replica of an engine with its drafter. Each call names the engine for which the call is meant; see
     `EngineRequestRouter`.
 
     The engine's id is the id of the replica, so the id stays the same when the engine's process is replaced.

@@ -41,7 +41,8 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None":
-    """Return the engine wrapped so that operators can pause and update it; None without rollouts.
+    """Return a wrapper of the engine that lets operators pause the engine and update its weights; None without
+    rollouts.
 
     Raises:
         ValueError: the engine's weights cannot be replaced.

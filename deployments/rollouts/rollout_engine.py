@@ -115,7 +115,7 @@ class RolloutEngine:
         return None if self._later.pop(request_id, None) else self.inner.abort_request(request_id)
 
     def is_waiting(self, request_id: str) -> bool:
-        """Return whether no token of a request has been computed yet."""
+        """Return whether a request still waits, that is, none of its tokens has been computed."""
         return request_id in self._later or self.inner.is_waiting(request_id)
 
     def check_integrity(self) -> None:

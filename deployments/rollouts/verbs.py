@@ -1,4 +1,6 @@
-"""Rollout verbs with vLLM's names, fields and answers, shared by HTTP and Serve handles."""
+"""Rollout verbs, with the names, fields and answers that vLLM has for them. HTTP and Serve handles use the same
+verbs.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

@@ -18,7 +18,7 @@ METHODS = {
     **dict.fromkeys(("ngram", "ngram_gpu"), "{drafter} is `ngram`"),
     "suffix": "{drafter} is `suffix`",
 }
-"""For each of vLLM's names of a method, the settings that replace it."""
+"""For each method of speculation, by its name in vLLM, the settings that replace the method."""
 _ALLOWED = "there is no drafter of this method: use eagle3, eagle, mtp, draft_model, dflash, suffix or ngram"
 _BY_RULE = "measured costs and tracked acceptance decide each round's draft depth"
 

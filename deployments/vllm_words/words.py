@@ -138,8 +138,8 @@ def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
 
 
 def _name(word: str) -> tuple[str | None, bool, str | None]:
-    """Returns an option's name with underscores (None for a positional word), whether it is negated, and its value
-    after `=`.
+    """Splits a word of the command line. Returns the option's name with underscores (None for a positional word),
+    whether the option is negated, and the value after `=`, if there is one.
     """
     if word[:2] == "-O" and word[2:].isdecimal():  # the value follows without a space, as in a compiler's option
         word = f"-O={word[2:]}"

@@ -169,7 +169,7 @@ class HeldDetails:
         self._logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
         self._of_prompt: dict[int, Sequence[TokenLogprob | None]] = {}
         self._parts: dict[int, dict[str, LongPart]] = defaultdict(dict)
-        """By the prompt's index: the list parts that all choices of the prompt share."""
+        """For each prompt (by index), the parts of lists that all choices of the prompt share."""
         self._places: dict[int, TextPlaces] = {}
         self._told: set[int] = set()
 

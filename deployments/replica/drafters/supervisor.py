@@ -39,8 +39,8 @@ class DrafterHandle(Protocol):
         ...
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
-        """Wait until the drafter is loaded, attach it to a channel, and return its process id; raises if it could not
-        start.
+        """Wait until the drafter is loaded, attach it to a channel, and return the drafter's process id; raises if the
+        drafter could not start.
 
         Args:
             next_incarnation: function that returns an unused incarnation number; called once per attempt.

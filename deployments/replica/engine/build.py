@@ -100,7 +100,7 @@ def _inner_drafter(config: AppConfig) -> "InnerDrafter":
 
 
 def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> DraftWorker:
-    """Load the drafter of a configuration that has one.
+    """Load the drafter of a configuration. The configuration must have a drafter.
 
     Args:
         lender: source of weights that the drafter can share with the verifier; with None, all weights are loaded.

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def serve(link: Link) -> bool:
-    """Load the engine and run it until it ends; returns True if it was stopped, False if it broke.
+    """Load the engine and run it until it ends; returns True if the engine was stopped, False if it broke.
 
     Raises:
         Exception: the engine cannot be loaded; the message is one line that names what to change.
