@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class PrefixOperations:
-    """Operations that an engine's keeper of prefixes carries out; without a keeper, no prefixes are kept."""
+    """Operations on prefixes, which an engine's keeper of prefixes executes. If the engine has no keeper, prefixes are
+    refused.
+    """
 
     def __init__(self, keeper: "PrefixKeeper | None") -> None:
         self._prefixes = keeper

@@ -198,7 +198,8 @@ class EngineClient:
         self._streams.tell_weights(weights)
 
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
-        """Run a method of `EngineCalls` between two rounds; the future returned gets its result or its exception.
+        """Run a method of `EngineCalls` between two rounds; the returned future gets the result or the exception of the
+        method.
 
         The future gets EngineFailed if the engine is gone, and TimeoutError if the engine has not answered within
         `ANSWER_S`.

@@ -78,7 +78,7 @@ class ReplicaRollouts(ReplicaEngines):
         """Run an operation of a `RolloutEngine`.
 
         Args:
-            tensors: tensors of `update_weights` in place of its arguments: mapping from names to tensors, or a Ray
+            tensors: for `update_weights` only, given instead of `arguments`: mapping from names to tensors, or a Ray
                 reference to such a mapping.
             weights: digest of the weights that are served after `finish_update`.
 

@@ -55,7 +55,9 @@ class ServedEngine(Protocol):
     drafter_state: str
     """`none`, `attached`, `late` or `lost`."""
     tell_round: Callable[[int, list[str]], None]
-    """Set by the loop; the engine calls the function before each round with its token count and request ids."""
+    """Function that the loop sets. The engine calls the function before each round with the round's token count and
+    request ids.
+    """
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None: ...
     def abort_request(self, request_id: str) -> None: ...
