@@ -28,8 +28,8 @@ from wingbeat.deployments.router import END_S, Router
 logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
 UNLIMITED = 100_000
-"""Maximum ongoing calls per verifier, so high that Serve never limits them, because the routers' admission bounds the
-load. The calls are one stream per router, and short calls.
+"""Maximum ongoing calls per verifier. The number is so high that Serve never limits the calls (a stream for each
+router, and short calls), because the routers' admission already limits the load.
 """
 SERVE_ENV = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -38,8 +38,8 @@ SERVE_ENV = {
 }
 """Environment that makes a replica use a single event loop. With Serve's separate loops, each message would cost two
 thread switches, and the engine's thread would wait for the interpreter lock meanwhile. Serve's variable
-RAY_SERVE_THROUGHPUT_OPTIMIZED, which sets such options together, is not used: it also opens a port per replica and
-drains it for 30 s at the end.
+RAY_SERVE_THROUGHPUT_OPTIMIZED, which sets such options together, is not used, because it also opens a port for each
+replica, and drains this port for 30 s at the end.
 """
 SCALING_ENV = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
@@ -48,26 +48,28 @@ SCALING_ENV = {
 """Environment that makes Serve report load to its controller every second instead of every 6 to 10 s."""
 ROUTER, VERIFIER = "Router", "Verifier"
 HEALTH_CHECK_PERIOD_S = 1.0
-"""Seconds between Serve's health checks, and so the maximum time until Serve notices and replaces a dead replica."""
+"""Seconds between Serve's health checks. After at most this time, Serve notices that a replica is dead, and replaces
+it.
+"""
 HEAD_NODE, HEAD_SHARE = "node:__internal_head__", 0.001
-"""Name of the resource that only the cluster's head node has, and the amount that a router reserves, which is so small
-that the resource never runs out.
+"""HEAD_NODE: name of the resource that only the cluster's head node has. HEAD_SHARE: amount of this resource that a
+router reserves; the amount is so small that the resource never runs out.
 """
 START_ATTEMPTS = 2
-"""Maximum attempts to construct a replica. One retry covers a process lost by chance; a broken checkpoint fails in each
-attempt.
+"""Maximum attempts to construct a replica. One retry is enough if a process was lost by chance; if a checkpoint is
+broken, each attempt fails.
 """
 
 
 def build(args: AppConfig | Mapping[str, Any]) -> Application:
     """Builds the Serve application for settings; starts nothing.
 
-    GPU shares that the settings leave open are chosen here: by the GPUs of the Ray cluster if this process is connected
-    to one, as under `serve run` and `serve deploy`, else by this machine's GPUs.
+    GPU shares that the settings leave open are chosen here. If this process is connected to a Ray cluster, as under
+    `serve run` and `serve deploy`, they are chosen for the GPUs of the cluster, else for the GPUs of this machine.
 
     Raises:
-        SettingsError: a setting is unknown or invalid, or needs more GPUs than there are; one line that names the
-            setting.
+        SettingsError: a setting is unknown or invalid, or needs more GPUs than there are; the message is one line that
+            names the setting.
     """
     return build_placed(args if isinstance(args, AppConfig) else _settings(args))
 
@@ -96,19 +98,21 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
 def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Application:
     pool = first("bind_drafters", config, mark)
-    # Serve's controller keeps the key and passes it to all replicas of this build. The next build has another key, so
-    # that its replicas do not use weights pushed before.
+    # Serve's controller stores the key and passes it to all replicas of this build. Another build has another key, so
+    # the replicas of that build do not use weights that were pushed to this build.
     store_key = uuid.uuid4().hex
     return _verifier(config, accelerator_type, VERIFIER + mark).bind(config, pool, store_key)
 
 
 def verifier_names(config: AppConfig) -> list[str]:
-    """Returns the names of the verifiers' deployments, one per model."""
+    """Returns the name of each model's deployment of verifiers."""
     return [VERIFIER + _mark(one, config) for one in config.served()]
 
 
 def _mark(one: AppConfig, config: AppConfig) -> str:
-    """Returns the suffix of a model's deployment names, safe in file names; empty if there is a single model."""
+    """Returns the suffix of the names of a model's deployments, which contains only characters that are safe in file
+    names; empty if there is a single model.
+    """
     if one is config:
         return ""
     name = one.model_name()
@@ -162,7 +166,8 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
         ray_actor_options={
             "num_cpus": CPUS_OF_ROUTER,
             "resources": {HEAD_NODE: HEAD_SHARE} if at_head else {},
-            # Routers read and check the models' settings again, so that they need the same environment variables.
+            # Routers read and check the models' settings again, so routers need the same environment variables as the
+            # models.
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | _environment(config)},
         },
         max_ongoing_requests=config.max_ongoing_requests,

@@ -24,8 +24,8 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Context length in tokens that is assumed for a model whose config.json states none; the loaded model may lower it."""
 
 CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
-"""CPUs that Ray reserves for a drafter and for a router. The numbers limit how many processes fit on a node, but not
-how much CPU time each process uses.
+"""CPUs that Ray reserves for a drafter and for a router. The numbers limit how many processes Ray places on a node, but
+not how much CPU time a process can use.
 """
 
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
@@ -139,8 +139,8 @@ class AppConfig(
         "on two nodes, else cuda_ipc if both are on a GPU (with a fallback if the GPUs cannot share memory), else "
         "shm.",
     )
-    # The literal is the first member of the union, because the command line's help shows the values of the first
-    # member.
+    # The literal is the first member of the union, because the help on the command line shows only the values of the
+    # first member.
     cuda_graphs: Literal["full", "decode_only", "none"] | bool | None = Field(
         None,
         description="Replay rounds, and the passes of drafters with weights, as CUDA graphs: 'full' also captures "
@@ -263,9 +263,9 @@ class AppConfig(
         )
 
     def leaves_gpus_open(self) -> bool:
-        """Whether the GPUs found at the start decide device and GPU shares.
+        """Whether device and GPU shares are chosen at the start, according to the GPUs that are found.
 
-        Until the GPUs are counted, these settings place everything on the CPU unless `device` is given.
+        Until then, unless `device` is given, everything counts as placed on the CPU.
         """
         return bool(first("leaves_gpus_open", self))
 
@@ -298,8 +298,8 @@ class AppConfig(
         )
 
     def most_num_seqs(self) -> int:
-        """Returns the maximum sequences that one engine runs at once; an engine on a GPU may lower the number to fit
-        memory.
+        """Returns the maximum number of sequences that one engine runs at once; an engine on a GPU may lower the number
+        so that its memory suffices.
         """
         if self.max_num_seqs is not None:
             return self.max_num_seqs
@@ -311,7 +311,7 @@ class AppConfig(
     def text_identity(self) -> str:
         """Returns a text that describes all settings that affect tokens.
 
-        Engines with equal texts may continue each other's requests.
+        An engine may continue a request of another engine only if both have the same text.
         """
         engine = "torch" if self.engine_dir is None else f"the engines of {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
@@ -325,17 +325,19 @@ class AppConfig(
 
     def with_weights(self, folder: Path) -> Self:
         """Returns a copy of the settings that loads the verifier's weights from another folder; model names and drafter
-        stay.
+        stay the same.
         """
-        # The drafter's acceptance with the new weights is unknown, so that a failed self-test must not prevent the
-        # start.
+        # The drafter's acceptance with the new weights is unknown, so a failed self-test of the drafter must not
+        # prevent the start.
         kept = {"served_model_name": ",".join(self.model_names()), "drafter": str(self.choice().source)}
         made = self.model_copy(update={"model": folder, "allow_bad_drafter": True, **kept})
         made._named_dir = self.named_dir()
         return made
 
     def named_dir(self) -> Path:
-        """Returns the folder of the checkpoint that the original settings name, also for copies by `with_weights`."""
+        """Returns the folder of the checkpoint that the settings name. For a copy made by `with_weights`, the original
+        settings are meant.
+        """
         return self._named_dir or self.model_dir()
 
     def num_ranks(self) -> int:
@@ -343,8 +345,8 @@ class AppConfig(
         return first("num_ranks", self) or 1
 
     def tries_bfloat16(self) -> bool:
-        """Whether an engine chooses its dtype by timings. This is never so with several ranks, which must have the same
-        dtype.
+        """Whether an engine chooses its dtype by timings. Always False with several ranks, because all ranks must have
+        the same dtype.
         """
         return self.num_ranks() == 1 and super().tries_bfloat16()
 
@@ -355,7 +357,7 @@ class AppConfig(
         return self.device
 
     def stuck_after_s(self) -> float:
-        """Returns the seconds that every round may take before the engine counts as stuck."""
+        """Returns how many seconds a single round may take before the engine counts as stuck."""
         slow = self.resolved_device() == "cuda" or self.num_ranks() > 1
         return self.patience_s(slow, self.drafter_timeout_s)
 
@@ -367,7 +369,8 @@ class AppConfig(
     def num_threads(self) -> int:
         """Returns the number of CPU threads of a process; 0 if the process measures which number is fastest.
 
-        The default is 1 with several pairs or ranks, because each of them would measure as if it had all cores.
+        With several pairs or ranks the default is 1, because each process would otherwise measure as if it had all
+        cores for itself.
         """
         scaled = self.autoscaling_config is not None or (self.num_replicas or 1) > 1
         several = scaled or self.num_ranks() > 1 or self.num_shared_drafters() > 0
@@ -379,7 +382,7 @@ class AppConfig(
         return "cuda" if has_gpu and self.choice().can_use_gpu else "cpu"
 
     def channel_kind(self, one_node: bool = True) -> ChannelKind:
-        """Returns the kind of channel between verifier and drafter, which are on one node or on two nodes.
+        """Returns the kind of channel between verifier and drafter; `one_node` is whether the two are on one node.
 
         Raises:
             ValueError: the kind needs a GPU that one side does not have; the message names the side.
@@ -400,9 +403,9 @@ class AppConfig(
         return Share(CPUS_OF_DRAFTER, self.num_gpus_per_drafter, self.drafter_resources)
 
     def may_take_drafter_in(self) -> bool:
-        """Whether an engine may load the drafter in the engine's process if two processes cannot share GPU memory.
+        """Whether an engine may load the drafter in its own process if two processes cannot share GPU memory.
 
-        The result is True only if neither `channel` nor `drafter_place` is set and verifier and drafter share one GPU.
+        True only if neither `channel` nor `drafter_place` is set, and if verifier and drafter share one GPU.
         """
         by_name = self.channel != "auto" or "drafter_place" in self.model_fields_set
         alone = self.num_ranks() == 1 and self.has_own_drafter() and self.is_wingbeats_own()
@@ -410,7 +413,7 @@ class AppConfig(
         return on_gpu and self.engine_config().drafter_beside
 
     def model_names(self) -> tuple[str, ...]:
-        """Returns the names that clients may pass as `model`; answers carry the first name."""
+        """Returns the names that clients may pass as `model`; answers contain the first name."""
         if self.served_model_name is not None:
             return tuple(_names_in(self.served_model_name))
         if self.model is None:
@@ -419,7 +422,7 @@ class AppConfig(
         return (self.model.resolve().name if name is None else name.repository,)
 
     def model_name(self) -> str:
-        """Returns the first of `model_names`, which answers carry."""
+        """Returns the first of `model_names`, which is the name in answers."""
         return self.model_names()[0]
 
     def all_names(self) -> tuple[str, ...]:
@@ -430,7 +433,8 @@ class AppConfig(
         """Returns the complete settings of each served model; if there is a single model, these settings.
 
         Raises:
-            ValueError: a setting is invalid, or a setting of single models is given for all models or the reverse.
+            ValueError: a setting is invalid, a setting that each model must have separately is given for all models
+                together, or a setting of the whole application is given for one model.
         """
         return first("served", self) or (self,)
 

@@ -1,8 +1,8 @@
 """The server socket (the "door"), which the launcher binds once and sends to each router that starts.
 
-A router that dies loses the connections that it had accepted. But the port stays bound by the launcher, so that clients
-that connect meanwhile wait in the kernel's queue for the next router, which need not bind. Connections are refused
-until the first router calls listen().
+If a router dies, the connections that it had accepted are lost. But the launcher keeps the port bound, so clients that
+connect after that wait in the kernel's queue for the next router, which need not bind the port again. Until the first
+router calls listen(), connections are refused.
 """
 
 import array
@@ -14,21 +14,25 @@ import threading
 from typing import NamedTuple, Self
 
 HAND_OVER_S = 60.0
-"""Maximum seconds to wait for the launcher's socket; on a busy machine the launcher may get no CPU time for long."""
+"""Maximum seconds to wait for the launcher's socket; on a busy machine the launcher may get no CPU time for a long
+time.
+"""
 MAX_CALLERS = 16
 _CREDENTIALS = struct.Struct("3i")
 """Layout of the socket option SO_PEERCRED: ids of a peer's process, user and group."""
 
 
 class DoorError(RuntimeError):
-    """The launcher's socket cannot be received; the message is one line that says why."""
+    """The launcher's socket cannot be received; the message is one line that gives the reason."""
 
 
 class DoorKey(NamedTuple):
     """Address at which a router receives the launcher's socket."""
 
     name: str
-    """Name of a Unix socket in the abstract namespace, which vanishes if the launcher is killed."""
+    """Name of a Unix socket in the abstract namespace, which the kernel removes when the launcher ends, even if it is
+    killed.
+    """
     host: str
     """Address that the server socket is bound to, as the operator wrote it."""
 
@@ -75,9 +79,10 @@ class Door:
     def close(self) -> None:
         """Stops sending the socket.
 
-        The port refuses connections once the router that holds the socket has closed it too.
+        Connections to the port are refused once the router that has the socket has closed its copy too.
         """
-        # shutdown() wakes the thread that is blocked in accept(); close() would not.
+        # shutdown() is called because it wakes the thread that is blocked in accept(); close() alone would not wake the
+        # thread.
         try:
             self._callers.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -102,7 +107,7 @@ class Door:
                     if _peer_user(caller) == os.geteuid():
                         socket.send_fds(caller, [b"\0"], array.array("i", [self._bound.fileno()]))
                 except OSError:
-                    continue  # the router has gone, or the door is closed
+                    continue  # the router is gone, or the door is being closed
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -115,8 +120,8 @@ def bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = min(addresses, key=lambda one: one[0] != socket.AF_INET)
     bound = socket.socket(family, kind, protocol)
     try:
-        # With SO_REUSEADDR, connections of an earlier server in TIME_WAIT do not matter; if another server listens,
-        # bind() still fails.
+        # With SO_REUSEADDR, connections of an earlier server that are in the state TIME_WAIT do not prevent binding. If
+        # another server listens on the address, bind() still fails.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError:

@@ -1,4 +1,4 @@
-"""Detects that a process of Ray's head node has ended; Ray's own calls would wait for that process forever."""
+"""Detects that a process of Ray's head node has ended. Without this, Ray's calls would wait for the process forever."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ POLL_S = 0.5
 
 
 class HeadWatch:
-    """Checks on a thread of its own whether processes live.
+    """Checks, on a separate thread, whether processes are alive.
 
     Args:
         on_end: called once, on that thread, when one of the processes has ended.
@@ -22,7 +22,7 @@ class HeadWatch:
         threading.Thread(target=self._run, name="wingbeat-head-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stops watching; from now on the processes may end without a call of `on_end`."""
+        """Stops watching. If the processes end after this call, `on_end` is not called."""
         self._closed.set()
 
     def _run(self) -> None:

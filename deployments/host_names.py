@@ -1,4 +1,4 @@
-"""Normalised hosts and origins, as in the headers `Host` and `Origin`."""
+"""Normalises hosts and origins, as they occur in the headers `Host` and `Origin`."""
 
 import ipaddress
 import re

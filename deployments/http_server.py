@@ -1,4 +1,4 @@
-"""The HTTP server of a router that listens on a socket of its own instead of getting requests from Serve's proxy."""
+"""The HTTP server of a router that listens on a socket itself instead of getting requests from Serve's proxy."""
 
 import asyncio
 import socket
@@ -51,7 +51,7 @@ class HttpServer:
 
         Requests that still run at the timeout are cancelled.
         """
-        # The timeout can be set here, because uvicorn reads it only when it shuts down.
+        # The timeout can be set as late as here, because uvicorn reads the timeout only when it shuts down.
         self._server.config.timeout_graceful_shutdown = timeout_s
         self._server.should_exit = True
         if self._serving is not None:

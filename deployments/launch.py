@@ -1,4 +1,6 @@
-"""Starts the application on Ray, or reports in one line why that is impossible; ends the processes it has started."""
+"""Starts the application on Ray, or reports in one line why the start is impossible; at the end, ends the processes
+that it has started.
+"""
 
 import logging
 import os
@@ -40,30 +42,33 @@ from wingbeat.runtime.tokenizer_file import has_chat_template
 logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
 NICENESS = "RAY_worker_niceness"
-"""Environment variable for the niceness of Ray's workers, which yield to all other processes at Ray's default of 15."""
+"""Environment variable for the niceness of Ray's workers. At Ray's default of 15, the workers would get CPU time only
+after all other processes.
+"""
 RAY_ENV = {
     NICENESS: "0",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
-    # Serve kills a proxy that is not ready after three times this period. On a busy machine, Serve's default of 3 * 5 s
+    # Serve kills a proxy that is not ready after three times this period. On a busy machine, 3 * 5 s by Serve's default
     # is too short.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     **ray_cluster.PROXY_ENV,
 }
 """Environment of a Ray cluster that is started here. Serve replaces a proxy after three failed checks, which would take
-30 s at Serve's default period of 10 s. Each check may still take 10 s, so that a slow proxy is not replaced.
+30 s at Serve's default period of 10 s. Each check may still take 10 s, because a proxy that is only slow must not be
+replaced.
 """
 DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
 """Serve's environment variables that select direct ingress and HAProxy instead of Serve's own proxy. If the first
 variable is "0", requests go through Serve's proxy, and the router does not listen on a socket of its own.
 """
 HEAD = ("gcs_server", "raylet")
-"""Ray's names of those processes of the head node that nothing restarts when they end."""
+"""Ray's names of the processes of the head node that are not restarted when they end."""
 POLL_S, START_POLL_S = 1.0, 0.2
 """Seconds between checks of the application's status, while it runs and while it starts."""
 REPORT_TIMEOUT_S = 60.0
 """Maximum seconds to wait for a verifier replica's report, which is shown when the start has finished."""
 DRAIN_MARGIN_S = 5.0
-"""Seconds beyond `shutdown_timeout_s` that routers have to answer the drain call."""
+"""Routers must answer the drain call within `shutdown_timeout_s` plus this number of seconds."""
 PROCESS_GRACE_S = 5.0
 """Seconds that processes have to end after `ray.shutdown` before they are killed."""
 
@@ -86,7 +91,8 @@ class ServedApplication:
         port: port to listen on.
         signals: handlers of SIGINT and SIGTERM; with None, signals are not handled.
         start_up: prints progress lines; with None, no progress is printed.
-        address: address of a running cluster to which this machine belongs; None lets Ray decide whether to join one.
+        address: address of a running cluster to which this machine belongs; with None, Ray decides whether to join a
+            cluster.
         detach: whether the application keeps running when this process ends.
     """
 
@@ -116,7 +122,8 @@ class ServedApplication:
     def start(self) -> None:
         """Starts Ray, Serve and the application; returns when the application answers requests.
 
-        A Ray cluster started here runs its workers at normal priority, because serving is its only purpose.
+        The workers of a Ray cluster started here run at normal priority, because the only purpose of the cluster is
+        serving.
 
         Raises:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could not
@@ -164,7 +171,8 @@ class ServedApplication:
     def _wait_for_replicas(self) -> None:
         """Waits until the replicas have started.
 
-        Serve's own wait would never return if no attempt can succeed or the application is deleted.
+        Serve's own function for waiting is not used: it would never return if no attempt can succeed, or if the
+        application is deleted.
         """
         watch = StartWatch(self._say)
         while (application := serve.status().applications.get(APP_NAME)) is not None:
@@ -181,8 +189,8 @@ class ServedApplication:
         raise StartError("the application was deleted while it was starting")
 
     def url(self) -> str:
-        """URL of the router or of Serve's proxies. In a joined cluster, proxies may listen on another host and port
-        than was asked for.
+        """URL of the router or of Serve's proxies. In a joined cluster, the proxies may listen on another host and port
+        than `host` and `port`.
         """
         if self._door is not None:
             return url_of(self._host, self._port)
@@ -236,9 +244,9 @@ class ServedApplication:
             serve.delete(APP_NAME)
 
     def kill(self, code: int) -> NoReturn:
-        """Ends this process and every process of the Ray cluster that it has started, at once.
+        """Ends this process at once, with all processes of the Ray cluster that it has started.
 
-        In a joined cluster, Serve ends the replicas.
+        If it has joined a cluster, Serve ends the replicas.
         """
         if self._head_watch is not None:
             self._head_watch.close()
@@ -258,7 +266,7 @@ class ServedApplication:
             self._start_up.event(text)
 
     def _lose_head(self) -> None:
-        # The watchdog stays: it ends orphaned children of the raylet once this process is gone.
+        # The watchdog is not ended here, because it ends orphaned children of the raylet once this process is gone.
         print(
             "Error: a process of Ray's head has ended, so the application has stopped: start it again", file=sys.stderr
         )
@@ -279,7 +287,7 @@ class ServedApplication:
         start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _has_one_router(self) -> bool:
-        """Returns whether there is a single router that listens on a socket of its own, without a proxy of Serve."""
+        """Returns whether there is a single router, which listens on a socket itself, without Serve's proxy."""
         config = self._config
         several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
         return not several and os.environ.get(DIRECT) != "0" and os.environ.get(HAPROXY) != "1"
@@ -354,7 +362,7 @@ def serve_until_stopped(
         signals.ignore()
         application.kill(signals.exit_code())
     finally:
-        # Progress lines are stopped here, so that none follows the error of a failed start.
+        # Progress lines are stopped here, so that no progress line is printed after the error of a failed start.
         start_up.close()
 
 
@@ -362,7 +370,8 @@ def _speak_for_ray(start_up: StartUp) -> None:
     """Prints the log lines of Wingbeat from all processes; lines of Ray and Serve are printed only for errors in this
     process.
     """
-    ray_worker._worker_logs_enabled = False  # drops the raylet's messages to every driver, such as each actor's end
+    # drops the messages that the raylet sends to all drivers, for example at the end of each actor
+    ray_worker._worker_logs_enabled = False
     global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     global_worker_stdstream_dispatcher.add_handler("wingbeat", start_up.worker_lines)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -13,7 +13,9 @@ from wingbeat.deployments.request_context import ACCESS, current
 LEVEL_VARIABLE = "WINGBEAT_LOG_LEVEL"
 """Environment variable with the log level that a process starts with."""
 REPEAT_QUIET_S, MOST_LINES = 60.0, 1024
-"""Seconds within which an equal line counts as a repetition; number of lines above which old lines are forgotten."""
+"""REPEAT_QUIET_S: seconds within which an equal line counts as a repetition. MOST_LINES: number of remembered lines
+above which old lines are forgotten.
+"""
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
 
 
@@ -27,7 +29,9 @@ class LogLevel(StrEnum):
 
 
 def level_at_start() -> LogLevel:
-    """Returns the level in the environment variable `LEVEL_VARIABLE`; info if the variable is absent or invalid."""
+    """Returns the level in the environment variable `LEVEL_VARIABLE`; level info if the variable is absent or
+    invalid.
+    """
     level = os.environ.get(LEVEL_VARIABLE, "")
     return LogLevel(level) if level in {*LogLevel} else LogLevel.INFO
 
@@ -38,7 +42,7 @@ def level_environment() -> dict[str, str]:
 
 
 class RequestIdFilter(logging.Filter):
-    """Adds the `X-Request-Id` of the request that a line belongs to, if any, to the line."""
+    """Adds to each line the `X-Request-Id` of the request that the line belongs to, if there is one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Sets `record.request`; passes every line."""
@@ -66,7 +70,9 @@ class RepeatFilter(logging.Filter):
         super().__init__()
         self._write, self._quiet_s, self._clock = write, quiet_s, clock
         self._seen: dict[tuple[str, int, str], tuple[float, float, int]] = {}
-        """For each line: times (`clock`) of its first and last occurrence, and how many repetitions were suppressed."""
+        """For each line: the times of its first and last occurrence, in seconds of `clock`, and the number of
+        repetitions that were not written.
+        """
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -87,7 +93,7 @@ class RepeatFilter(logging.Filter):
         return is_new
 
     def end(self, key: tuple[str, int, str]) -> None:
-        """Writes the number of repetitions if the line is no longer repeated, else sets another timer."""
+        """If the line is no longer repeated, writes the number of its repetitions; otherwise sets the timer again."""
         with self._lock:
             first, last, held = self._seen[key]
             remaining = last + self._quiet_s - self._clock()

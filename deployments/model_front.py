@@ -57,7 +57,7 @@ class ModelFront:
         await self.pool.start()
 
     def take(self, live: LiveOptions) -> None:
-        """Applies live settings; a setting that is absent returns to its value in `config`."""
+        """Applies live settings; a setting that is absent gets its value in `config` again."""
         queued, wait_s = live.max_queued_requests, live.engine_wait_s
         self.pool.limit(
             self.config.max_queued_requests if queued is None else queued,
@@ -65,9 +65,9 @@ class ModelFront:
         )
 
     def new_service(self, beside: CompletionService | None = None) -> CompletionService:
-        """Makes the service that answers requests; to be called after `start`.
+        """Makes the service that answers requests; must be called after `start`.
 
-        `beside`: the service of another model of this router, if there is one.
+        `beside` is the service of another model of this router, or None.
         """
         config = self.config
         return CompletionService(

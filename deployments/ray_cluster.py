@@ -1,4 +1,4 @@
-"""Connects to Ray: joins a running cluster that answers, or starts one."""
+"""Connects to Ray: joins a running cluster if one answers, else starts a cluster."""
 
 import contextlib
 import logging
@@ -22,10 +22,10 @@ from wingbeat.deployments.replica.drafters.supervisor import root_cause
 JOIN_S = 5.0
 """Maximum seconds to wait until a cluster answers; Ray itself would wait for minutes."""
 LOCAL = "local"
-"""Ray's word for an address that makes it start a cluster of its own."""
+"""Value of the address with which Ray starts a new cluster."""
 PROXY_ENV = {"no_grpc_proxy": "0.0.0.0/0,::/0,localhost"}
-"""Environment that turns off proxies for gRPC only. Serve calls replicas by gRPC at their nodes' addresses, which a
-proxy (http_proxy) cannot reach, while downloads from the hub still use the proxy.
+"""Environment that turns off proxies for gRPC only. Serve calls replicas by gRPC at the addresses of their nodes, which
+a proxy (http_proxy) may be unable to reach. Downloads from the hub still use the proxy.
 """
 NODE_S = 180
 """Maximum seconds to wait until the processes of a Ray cluster started here have registered."""
@@ -43,11 +43,11 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 
 
 class ClusterError(RuntimeError):
-    """No Ray cluster can be used; the message is one line that says what to change."""
+    """No Ray cluster can be used; the message is one line that names what to change."""
 
 
 def connect(address: str | None, say: Callable[[str], None]) -> None:
-    """Joins the cluster at an address, or starts a cluster; a failed start is tried a second time.
+    """Joins the cluster at an address, or starts a cluster; if the start fails, it is tried a second time.
 
     Args:
         address: as in `address_to_join`.
@@ -73,7 +73,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
 
 
 def _why_down(address: str | None) -> str | None:
-    """Starts or joins a Ray cluster; returns in one line why that failed, None if it succeeded."""
+    """Starts or joins a Ray cluster; returns one line with the reason if that failed, None if it succeeded."""
     try:
         with head_for_serving():
             ray.init(
@@ -83,7 +83,7 @@ def _why_down(address: str | None) -> str | None:
                 include_dashboard=False,
                 job_config=_OwnPaths(),
             )
-    except SystemExit:  # the signal handler that ray.init installs while it runs raises this
+    except SystemExit:  # raised by the signal handler that ray.init installs while it runs
         raise KeyboardInterrupt from None
     except Exception as error:  # if a node does not start, Ray raises no narrower class
         ray.shutdown()
@@ -92,10 +92,14 @@ def _why_down(address: str | None) -> str | None:
 
 
 class _OwnPaths(JobConfig):
-    """Job settings that keep the working directory off workers' import paths: the directory may be untrusted."""
+    """Job settings that keep the working directory out of the workers' import paths, because the directory may be
+    untrusted.
+    """
 
     def _runtime_env_has_working_dir(self) -> bool:
-        """Returns True, because Ray adds the working directory to import paths only if none was packed."""
+        """Returns True, although no working directory is packed, because Ray adds the current directory to the import
+        paths only if this method returns False.
+        """
         return True
 
 
@@ -104,16 +108,18 @@ def head_for_serving() -> Iterator[None]:
     """Context in which `ray.init` starts a head without dashboard and autoscaler monitor, and waits longer for
     processes.
 
-    Methods of Ray are replaced, because `ray.init` has no arguments for this. Even without its pages, Ray's dashboard
-    needs seconds, 75 MB and a port in order to count usage. The autoscaler's monitor needs 50 MB and looks for machines
-    to start. Users who want the dashboard or the monitor start a cluster with `ray start` and serve in that cluster.
+    Methods of Ray are replaced, because `ray.init` has no arguments for these changes. Even if its pages are turned
+    off, Ray's dashboard takes seconds to start, 75 MB and a port, only to count usage. The autoscaler's monitor needs
+    50 MB and looks for machines to start. Users who want the dashboard or the monitor start a cluster with `ray start`
+    and serve in that cluster.
     """
     spare = [name for name in ("start_api_server", "start_monitor") if hasattr(Node, name)]
     with contextlib.ExitStack() as stack:
         for name in spare:
             stack.enter_context(mock.patch.object(Node, name, _nothing))
         stack.enter_context(mock.patch.object(services, "get_node", _looked_up_soon(services.get_node)))
-        # Ray has no setting for this timeout; its value of 60 s is too short for a raylet on a busy machine.
+        # Ray has no setting for this timeout; Ray's value of 60 s is too short for the start of a raylet on a busy
+        # machine.
         stack.enter_context(mock.patch.object(services.wait_for_node, "__defaults__", (NODE_S,)))
         yield
 
@@ -140,11 +146,11 @@ def address_to_join(address: str | None) -> str:
     """Returns the address of the running cluster that Ray would join, or `local` if Ray would start its own.
 
     Args:
-        address: HOST:PORT or `auto`. With None, RAY_ADDRESS is used, else the cluster that `ray start` has started on
-            this machine.
+        address: HOST:PORT or `auto`. With None, the address is that of RAY_ADDRESS, or if this is not set, of the
+            cluster that `ray start` has started on this machine.
 
     Raises:
-        ClusterError: a named address has no cluster that answers.
+        ClusterError: an address was given (by the argument or RAY_ADDRESS), but no cluster answers there.
     """
     named = address or os.environ.get("RAY_ADDRESS")
     source = f"--address {address}" if address else f"RAY_ADDRESS={named}"
@@ -160,7 +166,7 @@ def address_to_join(address: str | None) -> str:
     if why is None:
         return found
     if named is None:
-        return LOCAL  # a cluster of `ray start` that was killed leaves behind the file with this address
+        return LOCAL  # the address comes from a file, which is left behind when a cluster of `ray start` is killed
     raise ClusterError(f"{source}: no Ray cluster answers at {found} ({why}); {_remedy(address)}")
 
 
@@ -169,7 +175,7 @@ def _remedy(address: str | None) -> str:
 
 
 def _why_silent(address: str) -> str | None:
-    """Returns why no cluster head answers at the address; None if a cluster head answers."""
+    """Returns the reason why no cluster head answers at the address; None if a cluster head answers."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), JOIN_S).close()

@@ -1,4 +1,6 @@
-"""Context variable with the HTTP request that a coroutine works for. Metrics, traces and logs read the variable."""
+"""Context variable that holds the HTTP request on whose behalf a coroutine runs. Metrics, traces and logs read the
+variable.
+"""
 
 import time
 from contextvars import ContextVar
@@ -34,7 +36,7 @@ def enter(context: RequestContext) -> None:
 
 
 def current() -> RequestContext | None:
-    """Returns the request that this task works for, if any."""
+    """Returns the current request of this task; None if there is none."""
     return _CURRENT.get()
 
 

@@ -31,10 +31,10 @@ from wingbeat.runtime.torchless import keep_torch_out
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""Seconds that a replica has for its own shutdown, after `shutdown_timeout_s` for its requests."""
+"""Seconds that a replica has for its own shutdown, in addition to the `shutdown_timeout_s` that its requests have."""
 CONNECT_S, CONNECT_POLL_S = 2.0, 0.01
-"""Maximum seconds that a router with a socket of its own waits for its first connections to engines before it answers
-requests, and seconds between two looks.
+"""CONNECT_S: maximum seconds that a router with its own socket waits for its first connections to engines before it
+answers requests. CONNECT_POLL_S: seconds between two checks for these connections.
 """
 
 
@@ -51,8 +51,8 @@ class Router(RouterBase):
 
         Args:
             engines: handles of the verifiers' deployments, in the order of `config.served()`.
-            door: address at which the launcher's socket is received, on which the router then listens; None if requests
-                come only from Serve's proxy.
+            door: address at which the router receives the launcher's socket, to listen on it; None if requests come
+                only from Serve's proxy.
         """
         show_log()
         self._config, self._is_up = config, False
@@ -74,8 +74,8 @@ class Router(RouterBase):
         event_loop = asyncio.get_running_loop()
         self._reporting = [event_loop.create_task(front.figures.run()) for front in self._fronts]
         self._server = None if door is None else await self._listen(door)
-        # Objects that exist now are excluded from garbage collection, which would otherwise traverse all of them while
-        # a large body is read.
+        # Objects that exist now are excluded from garbage collection, because otherwise all of them could be traversed
+        # while a large body is read.
         gc.collect()
         gc.freeze()
 
@@ -83,7 +83,8 @@ class Router(RouterBase):
         config, fronts = self._config, self._fronts
         watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
 
-        # HTTP answers belong to the router and not to a model, so that only the first front's figures count them.
+        # HTTP answers belong to the router and not to a model, so they are counted only in the figures of the first
+        # front.
         fleets = [front.figures for front in fronts]
         return Monitor(fronts[0].own, fleets, watchers, config.access_log)
 
@@ -94,7 +95,7 @@ class Router(RouterBase):
         raises and start another replica, which would raise too.
 
         Raises:
-            ValueError: `user_config` is invalid at the start; one line that names the field.
+            ValueError: `user_config` is invalid at the start; the message is one line that names the field.
         """
         try:
             live = LiveOptions.of(user_config)
@@ -116,19 +117,19 @@ class Router(RouterBase):
         self._is_up = True
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests with 503, and waits until running requests have ended; requests that run at the timeout
-        are ended.
+        """Refuses new requests with 503, and waits until running requests have ended; requests that still run at the
+        timeout are ended.
         """
         await asyncio.gather(*(front.pool.drain(timeout_s) for front in self._fronts))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor: returns the application for requests from Serve's proxy."""
-        # Serve's proxy already adds an X-Request-Id to every request and answer.
+        # `adds_request_id` is False, because Serve's proxy already adds an X-Request-Id to each request and answer.
         return self._application(adds_request_id=False)
 
     async def _listen(self, door: DoorKey) -> HttpServer:
         bound = await asyncio.to_thread(door.take)
-        # Without this wait, clients that already wait at the socket would get the error that there is no engine.
+        # Without this wait, clients that are already waiting at the socket would get the error that there is no engine.
         deadline = time.monotonic() + CONNECT_S
         while not all(front.pool.healthy() for front in self._fronts) and time.monotonic() < deadline:
             await asyncio.sleep(CONNECT_POLL_S)
@@ -152,13 +153,13 @@ class Router(RouterBase):
 
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: ends requests, then closes the connections to the engines."""
-        if not self._reporting:  # the constructor has failed, and Serve has its exception
+        if not self._reporting:  # the constructor has failed; Serve has got its exception
             return
         for task in self._reporting:
             task.cancel()
         if self._server is not None:
-            # At the timeout, requests that still run end with an error; the server closes their connections only
-            # afterwards.
+            # At the timeout, requests that still run are ended with an error. The server closes their connections only
+            # after that, so that clients get the error.
             timeout_s = self._config.shutdown_timeout_s
             await asyncio.gather(self.drain(timeout_s), self._server.close(timeout_s + END_S / 2))
         await asyncio.gather(*(front.pool.close() for front in self._fronts))
@@ -167,9 +168,10 @@ class Router(RouterBase):
 
 
 async def bound_host() -> str | None:
-    """Returns the address that Serve's proxy listens on, also if another process has started Serve.
+    """Returns the address on which Serve's proxy listens, even if another process has started Serve.
 
-    The address is requested from Serve's controller, because no public interface returns it in a replica.
+    The address is requested from Serve's controller, because in a replica no public interface of Serve returns the
+    address.
     """
     client = await asyncio.to_thread(_get_global_client)
     return client.http_config.host

@@ -1,6 +1,6 @@
-"""Progress output of a start: one line per event of each process of the application.
+"""Prints the progress of a start: one line for each event in a process of the application.
 
-Ray forwards the log lines of its processes to the process that started the application. Wingbeat's own lines are
+Ray forwards the log lines of these processes to the process that started the application. Wingbeat's own lines are
 shown; lines of Ray and Serve stay in their log files.
 """
 
@@ -19,12 +19,14 @@ _OUT_OF_MEMORY = re.compile(
     r"\b(?P<num>[1-9]\d*) worker[^,.]* killed due to (?:memory pressure|the node running low)", re.I
 )
 """Pattern of the line in which the raylet reports that it has killed processes to free memory. Other lines of the
-raylet are not shown, because they name memory as a possible cause for every process that something else has killed, as
-this application does on purpose.
+raylet are not shown, because they are misleading: for each process that was killed, the raylet names lack of memory as
+a possible cause, even if this application has killed the process on purpose.
 """
 
 _PHASE = re.compile(r"\w+ing\b")
-"""Pattern of the beginning of a line that starts a phase ("loading ..."); other lines report finished work."""
+"""Pattern of the first word of a line that reports the beginning of a phase ("loading ..."). Other lines report
+finished work.
+"""
 QUIET_S = 15.0
 """Seconds without an event after which running phases are printed again."""
 
@@ -33,7 +35,7 @@ class StartUp:
     """Prints the progress of a start on standard output; colours and a spinner only on a terminal.
 
     Args:
-        console: None uses standard output.
+        console: console to print on; with None, standard output.
         quiet_s: seconds without an event after which running phases are printed, repeatedly.
     """
 
@@ -43,7 +45,7 @@ class StartUp:
         self._status: Status | None = None
         self._started, self._ended = time.monotonic(), threading.Event()
         self._phases: dict[str, tuple[str, float]] = {}
-        """By process: the running phase and the time when the phase began."""
+        """For each process: the running phase, and the time at which the phase began."""
         self._quiet_s = quiet_s
         self._pulse: threading.Thread | None = None
 
@@ -72,7 +74,9 @@ class StartUp:
         self._status.update(_escaped(text))
 
     def _say_what_goes_on(self) -> None:
-        """Prints phases that have run for at least `quiet_s` seconds, so that no start is silent for longer."""
+        """Prints phases that have run for at least `quiet_s` seconds, so that a start is never without output for
+        longer.
+        """
         while not self._ended.wait(self._quiet_s):
             for text, began_at in self._running_phases():
                 seconds = time.monotonic() - began_at
@@ -81,8 +85,8 @@ class StartUp:
                 self._say_still(f"{text}: {seconds:.0f} s so far")
 
     def _running_phases(self) -> list[tuple[str, float]]:
-        """Returns the running phases of the application's processes; if there are none, this process's own phase
-        (waiting).
+        """Returns the running phases of the application's processes; if there are none, the phase of this process,
+        which is waiting.
         """
         phases = dict(self._phases)
         own = phases.pop("", None)
@@ -117,7 +121,9 @@ class StartUp:
                 )
 
     def ready(self, url: str, facts: Sequence[tuple[str, str]], command: str, end: str = "") -> None:
-        """Prints the final block: address, facts about the model, a request to try, and how to stop the server."""
+        """Prints the final lines: address, facts about the model, a command that sends a request, and how to stop the
+        server.
+        """
         self.close()
         seconds, width = time.monotonic() - self._started, max(len(name) for name, _ in facts)
         self._console.print(f"\nReady after {seconds:.0f} s. Serving on {url}. {end}", markup=False)
@@ -139,7 +145,7 @@ def _escaped(text: str) -> str:
 
 
 def ready_facts(reports: Sequence[Mapping[str, Any]], logs: str) -> list[tuple[str, str]]:
-    """Returns names and values to print, made from the verifiers' reports
+    """Returns the facts to print, each as name and value, from the verifiers' reports
     (`wingbeat.deployments.replica.verifier_replica.Verifier.report`).
     """
     return [*(fact for report in reports for fact in _facts(report)), ("logs", logs)]
@@ -167,7 +173,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def curl_command(url: str, model: str, needs_key: bool, chats: bool = False) -> str:
-    """Returns a shell command that sends a request, which is a chat if `chats` is True, else a completion."""
+    """Returns a shell command that sends a request: a chat request if `chats` is True, else a completion request."""
     key = '-H "Authorization: Bearer $WINGBEAT_API_KEY" ' if needs_key else ""
     if chats:
         path, asked = "chat/completions", '"messages": [{"role": "user", "content": "How do birds stay in the air?"}]'

@@ -11,7 +11,7 @@ PLACEMENT_S = 600.0
 to start a machine.
 """
 _UNPLACED = "to be scheduled"
-"""Words in the message that Serve gives a deployment whose replicas have not been placed after 30 s."""
+"""Words by which Serve's status message of a deployment shows that its replicas have not been placed within 30 s."""
 
 
 class StartWatch:
@@ -40,7 +40,8 @@ class StartWatch:
             deployments: Serve's status of each deployment by name, with a `message`.
 
         Returns:
-            One line if a replica was not placed within `limit_s`, or has refused to start and would refuse again; else
+            One line with the reason if a replica was not placed within `limit_s`, or has refused to start and would
+                refuse again; else
             None.
         """
         messages = {name: one.message or "" for name, one in deployments.items()}

@@ -1,9 +1,9 @@
-"""Handlers of SIGTERM and SIGINT that raise KeyboardInterrupt in the main thread, instead of the handlers of Ray's
-driver.
+"""Handlers of SIGTERM and SIGINT that raise KeyboardInterrupt in the main thread.
 
-Ray's handler ends the process with SIGABRT three seconds after a SIGTERM, even if cleanup is not finished, because its
-C++ side prints a stack and sets an alarm before it calls Python's handler. KeyboardInterrupt is used because no other
-exception that a handler raises passes through Ray's blocking calls.
+They replace the handlers of Ray's driver: after a SIGTERM, the C++ part of Ray's handler prints a stack and sets an
+alarm before it calls Python's handler, and the alarm ends the process with SIGABRT after three seconds, even if cleanup
+is not finished. KeyboardInterrupt is used because no other exception that a handler raises passes through Ray's
+blocking calls.
 """
 
 import signal
@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """This process's handlers for both signals, and the signals received so far."""
+    """Handlers of this process for both signals, and a record of the signals that were received."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -37,8 +37,8 @@ class StopSignals:
         """Context in which the effect of a first signal is delayed until the end of the block; a second signal is not
         delayed.
 
-        Such a block is needed where Serve creates its event loop for handles: an exception would leave the loop
-        unusable, and every later use of a handle would wait forever.
+        The context is needed where Serve creates its event loop for handles, because an exception there would leave the
+        loop unusable, and each later use of a handle would wait forever.
         """
         self._held = True
         try:
@@ -48,14 +48,14 @@ class StopSignals:
         self.check()
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal was received, because an exception raised inside a destructor has no
-        effect.
+        """Raises KeyboardInterrupt if a signal was received. The call is needed because the handler's exception is lost
+        if it is raised inside a destructor.
         """
         if self.received:
             raise KeyboardInterrupt
 
     def exit_code(self) -> int:
-        """Exit code that a shell reports for a process that the last received signal has ended."""
+        """Exit code that a shell reports for a process that was ended by the signal received last."""
         return 128 + (self.received[-1] if self.received else signal.SIGTERM)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:

@@ -2,9 +2,9 @@
 
     python -m wingbeat.deployments.watchdog FOLDER
 
-The kernel kills Ray's head together with the launcher, and most workers then exit. But Ray's agents try to reach the
-head for another minute. And a stopped process (SIGSTOP) does not exit at all, so that it would keep a port or a GPU
-occupied.
+When the launcher is killed, the kernel also kills Ray's head, and most workers then exit by themselves. But Ray's
+agents try to reach the head for another minute, and a process that is stopped (SIGSTOP) does not exit at all and would
+keep a port or a GPU occupied.
 """
 
 import signal
@@ -18,12 +18,12 @@ from wingbeat.runtime.interpreter import module_command, module_environment
 
 MOST_ROUNDS = 10
 """Maximum rounds of looking for remaining processes. Several rounds are needed, because a process that is being started
-during one round is found only in the next.
+during one round is found only in the next round.
 """
 
 
 class Watchdog:
-    """Handle of the watchdog process. The watchdog ends shortly after this process, however this process ends.
+    """Handle of the watchdog process. The watchdog ends shortly after this process has ended, for whatever reason.
 
     Args:
         folder: folder of the Ray session. Processes that have a log file open in this folder belong to the session.
@@ -43,14 +43,16 @@ class Watchdog:
         return self._process.pid
 
     def close(self) -> None:
-        """Ends the watchdog; to be called when no processes are left to end."""
+        """Ends the watchdog; must be called only when no processes are left that it would have to end."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
 
 
 def main() -> None:
-    """Waits for the launcher's end, which closes the pipe on standard input, then ends the session's processes."""
+    """Waits until the launcher has ended, which closes the pipe on standard input; then ends the processes of the
+    session.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

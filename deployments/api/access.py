@@ -20,20 +20,22 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 @dataclass(frozen=True)
 class Access:
-    """Access rules of one server. By default every client is allowed except web pages of other origins."""
+    """Access rules of one server. By default all clients are allowed, except web pages of other origins."""
 
     hosts: frozenset[str] = frozenset({ANY})
     """Accepted host names without port, in lower case."""
     origins: frozenset[str] = frozenset()
     """Accepted origins in addition to the server's own origin, in lower case."""
     origin_hosts: frozenset[str] = frozenset()
-    """Hosts whose origins are accepted at any port."""
+    """Host names; a web page of such a host may use the server, whatever the port of its origin."""
     api_keys: tuple[SecretStr, ...] = field(default=())
     """If not empty, a request must carry one of these keys."""
     operator_keys: tuple[SecretStr, ...] = field(default=())
-    """If not empty, requests to operators' paths must carry one of these keys. The keys open no other paths."""
+    """If not empty, requests to operators' paths must carry one of these keys. These keys give no access to other
+    paths.
+    """
     operators_only_by_key: bool = False
-    """If `operator_keys` is empty: whether operators' paths are refused to all clients."""
+    """Matters only if `operator_keys` is empty: whether operators' paths are then refused to all clients."""
 
     @classmethod
     def of_server(
@@ -48,7 +50,7 @@ class Access:
         """Builds the rules of a server bound to `bound_host`; an argument that is None takes its default.
 
         A server on a loopback address accepts only loopback names in `Host` by default, because a request with another
-        name comes from a web page whose own host name was made to resolve to this machine (DNS rebinding).
+        name comes from a malicious web page whose host name resolves to this machine (DNS rebinding).
         """
         local = is_loopback(bound_host)
         if allowed_hosts is None:
@@ -75,7 +77,7 @@ class Access:
             raise ApiError(message, status=403, code="host_not_allowed")
 
     def takes_origin(self, origin: str, host: str | None) -> bool:
-        """Returns whether a web page of this origin may use the server. `host`: the request's `Host` header."""
+        """Returns whether a web page of this origin may use the server. `host` is the request's `Host` header."""
         origin = origin.lower()
         if origin in self.origins or ANY in self.origins:
             return True
@@ -115,7 +117,7 @@ class Access:
 def _is_among(keys: Sequence[SecretStr], authorizations: Sequence[str]) -> bool:
     scheme, _, given = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
     given = given.strip().encode() if scheme.lower() == "bearer" else b""
-    # All keys are compared, each in constant time, so that the duration reveals nothing about the keys.
+    # All keys are compared, each in constant time, so that the duration of the check reveals nothing about the keys.
     return any([hmac.compare_digest(given, key.get_secret_value().encode()) for key in keys])
 
 
@@ -124,7 +126,7 @@ def _unauthorized(message: str) -> ApiError:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Returns whether only this machine can reach a server bound to `host`."""
+    """Returns whether a server bound to `host` can be reached only from this machine."""
     if host is None or host.lower() == "localhost":
         return host is not None
     try:

@@ -42,7 +42,9 @@ _NOTHING = StreamedText("", 0, stopped=False)
 
 
 class ChatReader(Protocol):
-    """Adds parsers of tool calls and reasoning to the plan of a chat's answer; may choose the answer's JSON form."""
+    """Adds parsers of tool calls and reasoning to the `Generation` of a chat; may also choose the JSON form of the
+    answer.
+    """
 
     def describe(self) -> str:
         """Returns a line that names the parsers, for the log at start."""
@@ -72,9 +74,9 @@ class CompletionService:
         """Makes the service.
 
         Args:
-            aliases: names of the model beside its first name.
-            beside: another service of the same router. The two services share `sizes`, which bounds held answers, and
-                `turn`.
+            aliases: further names of the model, without its first name.
+            beside: another service of the same router, from which this service takes `sizes` (limit on the bytes of
+                held answers) and `turn`, so that the services share them.
             of_parts: by name, the objects that routes of parts use; see the hook `surface` in
                 `wingbeat.deployments.parts`.
         """
@@ -103,7 +105,7 @@ class CompletionService:
         return self._plan(body, await self.prompts.of_completion(body), "cmpl", body.default_max_tokens)
 
     async def plan_chat(self, body: ChatBody) -> Generation:
-        """Applies the chat template, tokenizes and fixes every choice's parameters.
+        """Applies the chat template, tokenizes the prompt and fixes every choice's parameters.
 
         Raises ApiError as `plan_completion` does, and if the chat template refuses the messages.
         """
@@ -120,7 +122,7 @@ class CompletionService:
         other choices are aborted.
 
         Raises:
-            EngineOverloaded: the engines' queues have no room for all choices; no choice was started.
+            EngineOverloaded: the engines' queues cannot hold all choices; no choice was started.
             ApiError: an engine refused a choice.
             EngineUnavailable, RequestFailed: a choice could not be generated.
         """
@@ -139,7 +141,8 @@ class CompletionService:
                         yield delta
         except RequestRefused as error:
             field, _, problem = str(error).partition(" ")
-            # Engines call every input "prompt", but the error must name the field of the request.
+            # In an engine's errors every input is called "prompt", but the error that the client gets must name the
+            # field of the request.
             raise invalid(generation.prompt_field if field == "prompt" else field, problem.removesuffix(".")) from error
         finally:
             admission.release()
@@ -159,8 +162,8 @@ class CompletionService:
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
     ) -> Generation:
         unique_id, variant = f"{prefix}-{uuid.uuid4().hex}", self.prompts.variant_of(body.model)
-        # The seed stays below 2^53 even after a choice's index is added, so that JSON readers that store numbers as
-        # doubles read it exactly.
+        # The seed stays below 2^53 even after a choice's index is added, so that JSON parsers that store numbers as
+        # doubles represent the seed exactly.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         asked = body.speculation or SpeculationOptions(enabled=self.speculates)
         shared = body.sampling_params(
@@ -179,7 +182,7 @@ class CompletionService:
         answer_bytes = self.sizes.check(body, lengths, max(*limits, body.min_tokens or 0))
         for prompt, max_tokens in zip(prompts, limits, strict=True):
             for sample in range(body.num_choices):
-                # An engine generates at least one token, also for max_tokens 0.
+                # An engine always generates at least one token, so with max_tokens 0 it is asked for one token.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
                 if sample:
                     # Only the first choice of a prompt reports the prompt's log-probabilities.
@@ -219,7 +222,7 @@ class CompletionService:
         """Returns the maximum tokens to generate; raises ApiError if the caller's maximum does not fit into the
         context.
 
-        A default, in contrast, is lowered to the number of tokens that fit.
+        If the caller gives no maximum, `default` is used, lowered to the number of tokens that fit.
         """
         limit, asked = self.pool.info.max_model_len, body.asked_max_tokens
         rest = limit - num_prompt_tokens

@@ -21,13 +21,13 @@ SHOWN_CHARS = 80
 
 
 class ClientGone(Exception):
-    """The client closed the connection before it was answered."""
+    """The client closed the connection before the answer was complete."""
 
 
 class ApiError(Exception):
     """An error answer: HTTP status, body in OpenAI's form, and headers.
 
-    The class does not derive from ValueError, so that an ApiError raised inside a pydantic validator is not converted.
+    The class does not derive from ValueError, so that pydantic does not convert an ApiError that a validator raises.
     """
 
     def __init__(
@@ -127,7 +127,9 @@ def unknown_parameter(param: str) -> ApiError:
 
 @contextmanager
 def field_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames fields in errors raised inside the block; `names` maps a chat request's field to the caller's field."""
+    """Context manager that renames fields in the errors raised within it. `names` maps the name of a chat request's
+    field to the name of the caller's field.
+    """
     try:
         yield
     except ApiError as error:

@@ -31,8 +31,8 @@ _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/reset_prefix_cache"}).union(*hooks("operator_paths"))
 """Paths for operators; see `Access.check_operator`."""
 _KEYED = ("/v1", "/inference/v1", "/tokenize", "/detokenize", "/tokenizer_info")
-"""Prefixes of paths that need an API key, because they compute, or return data that a caller without a key should not
-see.
+"""Prefixes of paths that need an API key, because they start a computation, or return data that a caller without a key
+should not see.
 """
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
 """Paths whose POST triggers an action without a body; a body that a client sends is ignored."""
@@ -41,8 +41,8 @@ _MAY_LACK_BODY = frozenset().union(*hooks("optional_bodies"))
 _CORS = {"access-control-expose-headers": f"X-Request-Id, Retry-After, {HEADER}", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
 _MOST_TOLD = 1024
-"""Maximum sets of ignored fields that are remembered as logged. An agent sends the same set with each request, so that
-each set is logged once.
+"""Maximum number of sets of ignored fields that are remembered as logged. Each set is logged once, because an agent
+sends the same fields with each request.
 """
 
 
@@ -58,12 +58,12 @@ class HttpLimits:
     refuses_unknown_fields: bool = False
     """Whether an unknown field is answered by 400 instead of being named as ignored."""
     max_held_bodies: int = 16
-    """Number of bodies of maximum size that are held at once, short bodies not counted; a request beyond the limit gets
-    503.
+    """Memory for all bodies that are held at once, as a number of bodies of maximum size; short bodies are not counted.
+    A request that would exceed the memory gets 503.
     """
     max_dropped_bytes: int = 64 * 2**20
-    """Maximum bytes of a refused request's body that are read and dropped before closing, so that the client reads the
-    answer.
+    """Maximum bytes of a refused request's body that are read and dropped before the connection is closed, so that the
+    client gets to read the answer.
     """
     drop_timeout_s: float = 10.0
     """Maximum seconds for reading and dropping the rest of a refused request's body."""
@@ -113,8 +113,8 @@ class HttpGuard:
         self._bodies = Bodies(limits.max_held_bodies * limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request. Exceptions of routes become error answers; an exception is raised only if the answer had
-        begun.
+        """Handles one request. An exception of a route becomes an error answer; if the answer has already begun, the
+        exception is raised.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -191,8 +191,8 @@ class HttpGuard:
         raise ApiError(message, status=404, code="unknown_url")
 
     async def _read_body(self, headers: Headers, receive: Receive, room: BodyRoom) -> Receive:
-        """Checks and reads the whole body; returns a `receive` that returns the body as one message, then later
-        messages.
+        """Checks and reads the whole body; returns a `receive` function that first returns the body as one message,
+        then the messages that come after the body.
         """
         kind = headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
@@ -266,7 +266,9 @@ async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
 
 
 def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
-    """Returns the caller's `X-Request-Id`, or a random id if absent or invalid, and the error if it is invalid."""
+    """Returns a request id, and an error or None. The id is the caller's `X-Request-Id`, or a random id if the header
+    is absent or invalid; if the header is invalid, the error says so.
+    """
     given, drawn = headers.getlist("x-request-id"), uuid.uuid4().hex
     if not given:
         return drawn, None
@@ -279,7 +281,7 @@ def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
 def _joined(headers: Headers, name: str) -> str | None:
     """Returns a header's value, None if absent.
 
-    A header sent twice, as no browser does, gives a value that no rule accepts.
+    If the header was sent more than once, which no browser does, the values are joined to a value that no rule accepts.
     """
     return ", ".join(headers.getlist(name)) if name in headers else None
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: bounds their memory, and sends answers before a body is complete."""
+"""Bodies of requests: limits the memory of all bodies, and sends an answer before its request's body is complete."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,19 +13,20 @@ SHORT_BODY_BYTES = 2**16
 """Bodies up to this size are always accepted, and their memory is not counted."""
 
 _AT_ONCE_S = 0.05
-"""Seconds to wait for the rest of a refused request's body; if it arrives, the connection can serve the next request.
+"""Seconds to wait for the rest of a refused request's body; if the rest arrives in this time, the connection can be
+used for the next request.
 """
 
 
 class BodyRoom:
-    """Memory in bytes that is counted for one request's body."""
+    """Counter of the memory, in bytes, of one request's body."""
 
     def __init__(self, bodies: "Bodies") -> None:
         self._bodies = bodies
         self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Sets the body's counted memory to `num_bytes`, the size read so far.
+        """Sets the counter to `num_bytes`, the size of the body that has been read so far.
 
         Raises:
             EngineOverloaded: the bodies of all requests together exceed the limit.
@@ -46,7 +47,7 @@ class Bodies:
 
     @contextmanager
     def room(self) -> Iterator[BodyRoom]:
-        """Context in which a request's body is counted."""
+        """Context that counts one request's body."""
         room = BodyRoom(self)
         try:
             yield room
@@ -82,11 +83,12 @@ class Incoming:
 async def answer_early(response: Response, scope: Scope, incoming: Incoming, send: Send, timeout_s: float) -> None:
     """Sends an answer before the request's body is complete.
 
-    If the connection were closed while the client still sends, it would be reset, and a client that reads only after
-    sending would lose the answer. Therefore the answer is sent first, the rest of the body is read and dropped for at
-    most `timeout_s` seconds, and then the connection is closed.
+    If the connection were closed while the client is still sending, the connection would be reset, and a client that
+    reads only after it has sent everything would lose the answer. Therefore the answer is sent first, the rest of the
+    body is read and dropped for at most `timeout_s` seconds, and then the connection is closed.
     """
-    # The first receive() would send `100 Continue` to a client that waits for it, and the client would send its body.
+    # Nothing is received here: the first receive() would send `100 Continue` to a client that waits for it, and the
+    # client would then send its body.
     if (b"expect", b"100-continue") not in scope["headers"]:
         await incoming.drain(_AT_ONCE_S)
     if incoming.complete:

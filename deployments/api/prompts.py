@@ -1,7 +1,7 @@
 """Makes the prompts of requests: applies chat templates, tokenizes, resolves variants and saved beginnings, places
-media spans, and checks all of these against the model.
+media spans, and checks prompts, variants and spans against the model.
 
-Work on long texts and bodies runs outside the event loop, so that it does not delay other requests' streams.
+Long texts and bodies are processed outside the event loop, so that the streams of other requests are not delayed.
 """
 
 import asyncio
@@ -31,32 +31,32 @@ from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 PROMPT_END_CHARS = 64
-"""Characters kept from the end of a chat's rendered text, which is more than a template writes to open or close
-reasoning.
+"""Number of characters that are kept from the end of a chat's rendered text. A template writes fewer characters than
+this to open or close reasoning.
 """
 
 HUGE = 2**18
-"""Characters, tokens or bytes above which an input counts as huge. Processing an input may briefly need a hundred times
-its memory.
+"""Number of characters, tokens or bytes above which an input counts as huge. Processing an input may for a short time
+need a hundred times the input's memory.
 """
 
 Made = TypeVar("Made")
 
 
 class OffLoop:
-    """Runs functions in threads. Functions with a huge input run one at a time, and their freed memory is returned to
-    the system.
+    """Runs functions in threads. Functions with a huge input run one at a time, and the memory that they free is
+    returned to the operating system.
     """
 
     def __init__(self) -> None:
-        # A single thread uses a single arena of the allocator. With several threads, each arena would keep the most
-        # memory that it ever held.
+        # A single thread is used for huge inputs, because each thread has its own arena of the allocator, and each
+        # arena keeps as much memory as it ever held.
         self._huge = ThreadPoolExecutor(1, "huge")
 
     async def run(self, size: int, function: Callable[..., Made], *arguments, long: int = LONG_TEXT_CHARS) -> Made:
         """Returns the function's result. For inputs of size up to `long` the function runs on the event loop.
 
-        If the caller is cancelled, a huge input that still waits for its turn is dropped.
+        If the caller is cancelled while its huge input still waits for its turn, the function is not run.
         """
         if size <= long:
             return function(*arguments)
@@ -74,7 +74,7 @@ def _trimmed(function: Callable[..., Made], *arguments) -> Made:
 
 
 def _give_back() -> None:
-    """Returns freed memory to the system if the C library keeps it (glibc)."""
+    """Returns freed memory to the operating system, if the C library is one that keeps freed memory (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -96,7 +96,7 @@ class CutPrompt(Protocol):
 
 
 class Beginning(Protocol):
-    """Saved beginning of prompts, named by a request."""
+    """Saved beginning of prompts; requests refer to it by name."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class PromptReader(Protocol):
         ...
 
     def expand(self, text: str, parts: Sequence[Any]) -> str:
-        """Returns a conversation's text with placeholder tokens of its parts inserted."""
+        """Returns `text`, a conversation's text, with the placeholder tokens of its parts inserted."""
         ...
 
     def place(self, token_ids: Sequence[int], parts: Sequence[Any]) -> tuple[PromptSpan, ...]:
@@ -139,7 +139,7 @@ class Prompts:
 
     Args:
         reader: reader of media parts; None for a text-only model.
-        takes_templates: whether requests may contain a chat template of their own.
+        takes_templates: whether a request may contain a chat template.
         aliases: further names of the base model.
     """
 
@@ -168,7 +168,7 @@ class Prompts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the base model; answers carry the first name."""
+        """Names of the base model; answers contain the first name."""
         return (self.pool.info.model_name, *self._aliases)
 
     def knows(self, model: str) -> bool:
@@ -182,12 +182,14 @@ class Prompts:
         return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
 
     async def of_chat(self, body: ChatBody) -> Prompt:
-        """Returns a conversation's prompt; raises ApiError if the template refuses it or the prompt is too long."""
+        """Returns a conversation's prompt; raises ApiError if the template refuses the conversation or the prompt is
+        too long.
+        """
         if body.other_parts:
             self.variant_of(body.model)
             return await asyncio.to_thread(self._chat_prompt, body, await self.read(body))
-        # The fields in `template_names` hold many short texts, all of which the template processes, so that they count
-        # as long.
+        # The fields in `template_names` contain many short texts, and the template processes all of them, so a chat
+        # with such fields counts as long.
         size = (
             LONG_TEXT_CHARS + 1
             if body.chat_template or any(getattr(body, name) for name in body.template_names)
@@ -207,7 +209,7 @@ class Prompts:
         return self.reader.held(spans) if spans else nullcontext()
 
     def continued(self, body: ChatBody) -> ChatBody:
-        """Returns the chat, with the messages of the saved beginning in front if it names one.
+        """Returns the chat; if it names a saved beginning, the messages of the beginning come first.
 
         Raises the errors of `variant_of` and of the hook `beginning`.
         """
@@ -215,7 +217,7 @@ class Prompts:
         return body if beginning is None else beginning.before(body)
 
     def variant_of(self, model: str | None) -> Variant | None:
-        """Returns the variant named `model`; None for the base model. Raises ApiError, 404, if unknown."""
+        """Returns the variant named `model`; None for the base model. Raises ApiError, 404, if `model` is unknown."""
         if model is None or model in self.names:
             return None
         variant = self.pool.variants.find(model)
@@ -224,7 +226,7 @@ class Prompts:
         return variant
 
     def _beginning(self, body: GenerationBody) -> Beginning | None:
-        """Returns the saved beginning that a request names, if any.
+        """Returns the saved beginning that a request names; None if it names none.
 
         Raises the errors of `variant_of` and of the hook `beginning`.
         """
@@ -245,7 +247,8 @@ class Prompts:
         if not body.echo:
             return Prompt(token_ids)
         if echo is not None and not is_cut:
-            # The echo is the request's own text, without the special tokens that the tokenizer has added.
+            # The echo is the text of the request, without special tokens, because the tokenizer and not the request has
+            # added them.
             return Prompt(token_ids, echo)
         skips = body.skip_special_tokens is not False
         return Prompt(token_ids, self._tokenizer.decode(token_ids, skips), echo_skips_special=skips)
@@ -258,7 +261,7 @@ class Prompts:
             raise invalid(param, problem)
 
     def chat_text(self, body: ChatBody) -> str:
-        """Renders the conversation with the chat template; raises ApiError if the template refuses it."""
+        """Renders the conversation with the chat template; raises ApiError if the template refuses the conversation."""
         if body.chat_template is not None and not self._takes_templates:
             raise unsupported("chat_template", TEMPLATES_REFUSED)
         try:

@@ -44,10 +44,11 @@ def create_app(
         adds_request_id: see `HttpGuard`.
         monitor: adds `/metrics` if given.
         marks: headers of every answer.
-        more_routes: functions that add further routes, which need objects that this function does not have.
+        more_routes: functions that add further routes. They are given as functions because the routes need objects that
+            this function does not have.
     """
-    # FastAPI's own API description is off. Bodies are not declared to FastAPI, so that it would describe the endpoints
-    # wrongly.
+    # FastAPI's own API description is off: the bodies are not declared to FastAPI, so its description of the endpoints
+    # would be wrong.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
     models = ServedModels.of(served)
     app.state.off_loop = models.first.prompts.off_loop

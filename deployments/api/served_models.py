@@ -8,14 +8,14 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
 class ServedModels:
-    """Completion services of one or more models, in order; no two models share a name."""
+    """Completion services of one or more models, in a fixed order; no two models share a name."""
 
     def __init__(self, *services: CompletionService) -> None:
         self._services = services
 
     @classmethod
     def of(cls, served: "CompletionService | ServedModels") -> "ServedModels":
-        """Returns `served`, wrapped if it is a single service."""
+        """Returns `served`; a single service is wrapped in a `ServedModels`."""
         return served if isinstance(served, ServedModels) else cls(served)
 
     def __iter__(self) -> Iterator[CompletionService]:

@@ -26,11 +26,10 @@ def other_forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
 
 
 def with_system_first(messages: list[Message]) -> list[Message]:
-    """Joins system messages at the start into one message; later system messages become user messages in the same
-    place.
+    """Joins the system messages at the start into one message, and turns each later system message into a user message.
 
-    No message changes its place, so that a prompt still begins with the prompt of the previous turn (for the prefix
-    cache).
+    No message changes its position. Each prompt therefore still begins with the prompt of the previous turn, so that
+    the prefix cache can be used.
     """
     found: list[Message] = []
     was_system = False

@@ -1,1 +1,1 @@
-"""`wingbeat bench`: compares speculative with plain decoding."""
+"""`wingbeat bench`: compares speculative decoding with plain decoding."""

@@ -46,10 +46,13 @@ def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -
 
 
 def run_bench(llm: "LLM", config: BenchConfig, prompts: list[list[int]]) -> Report:
-    """Run the speculative and the plain mode in turn, so that a drift of the machine's speed affects both alike."""
+    """Run the speculative and the plain mode in turn, so that a gradual change of the machine's speed affects both
+    modes equally.
+    """
     modes = {speculation: params_of(config, speculation) for speculation in (False, True)}
     for params in modes.values():
-        # The first pass is not counted, because it fills caches (also the prefix cache) and does lazy set-up.
+        # The first pass is not counted, because it fills caches, including the prefix cache, and does set-up that is
+        # done at first use.
         run_pass(llm, params, prompts, config.batch_size[0])
     passes: Passes = {False: [], True: []}
     for _ in range(config.repeat):

@@ -1,4 +1,6 @@
-"""Compares several drafters of one verifier at several loads in a table. Each run has a process of its own."""
+"""Compares several drafters of one verifier at several loads, and shows the results in a table. Each run has a separate
+process.
+"""
 
 import os
 import resource
@@ -35,7 +37,7 @@ def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
     A run that fails is left out of the table and named below it.
 
     Raises:
-        UserError: an option is unsuitable (the error names the option), or every run fails.
+        UserError: an option is unsuitable (the error names the option), or all runs fail.
     """
     runs, rows, failures = config.alone(), [], {}
     for run in runs:
@@ -98,7 +100,7 @@ def measure(run: AskedOnce) -> dict[str, Any]:
 
 
 def questions_of(run: AskedOnce) -> list[Question]:
-    """Return the questions or prompts, in one category per batch, so that every batch has the full load."""
+    """Return the questions or prompts, each batch with a single category, so that each batch has the full load."""
     if run.dataset is None:
         turns = [(text,) for text in run.texts()]
     else:

@@ -1,4 +1,6 @@
-"""Published acceptance lengths by name. Speed can be measured at such a length with any weights of the right shape."""
+"""Published acceptance lengths by name. With weights of the right shape but any values, speed can be measured as if
+drafts were accepted at such a length.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,7 @@ from wingbeat.runtime.config import ForcedAcceptance
 
 _FILE = Path(__file__).parent / "data" / "golden_lengths.json"
 USUAL_TOKENS = 7
-"""Default number of drafted tokens, used if a length is published for this number."""
+"""Default number of drafted tokens, used if an acceptance length is published for this number."""
 
 
 class GoldenLength(NamedTuple):
@@ -24,10 +26,10 @@ class GoldenLength(NamedTuple):
 
 
 def published(name: str) -> dict[int, GoldenLength]:
-    """Return the published lengths of a name, by number of drafted tokens.
+    """Return the acceptance lengths published under a name, by number of drafted tokens.
 
     Raises:
-        ValueError: the name is unknown; one line that lists the known names.
+        ValueError: the name is unknown; the message is one line that lists the known names.
     """
     table = json.loads(_FILE.read_text(encoding="utf-8"))
     if name not in table:
@@ -40,9 +42,10 @@ def published(name: str) -> dict[int, GoldenLength]:
 
 
 def golden_length(name: str, num_tokens: int | None = None) -> GoldenLength:
-    """Return the length for a number of drafted tokens.
+    """Return the acceptance length for a number of drafted tokens.
 
-    With None, the number is `USUAL_TOKENS` if a length is published for it, else the largest published number.
+    With None, the number is `USUAL_TOKENS` if a length is published for this number, else the largest number for which
+    a length is published.
 
     Raises:
         ValueError: no length is published for this number.
@@ -57,7 +60,9 @@ def golden_length(name: str, num_tokens: int | None = None) -> GoldenLength:
 
 
 def golden_settings(length: GoldenLength) -> dict[str, Any]:
-    """Return settings of an engine whose rounds have this mean length; drafts are chains of equal depth."""
+    """Return settings of an engine whose rounds have this mean acceptance length; all drafts are chains of the same
+    depth.
+    """
     rates = ForcedAcceptance.length(length.acceptance_length).rates
     return {
         "forced_acceptance": rates,

@@ -79,8 +79,8 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     @model_validator(mode="before")
     @classmethod
     def _settings_of_others(cls, given: Any) -> Any:
-        """Replace golden and speculative_config by the settings they stand for; raise ValueError if other settings
-        contradict these.
+        """Replace golden and speculative_config by the settings that they stand for; raise ValueError if other given
+        settings contradict the replacements.
         """
         found = dict(given)
         for name, read in (("golden", _golden), ("speculative_config", _of_vllm)):
@@ -88,7 +88,8 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
                 continue
             for setting, value in read(given[name], found).items():
                 there = found.get(setting)
-                if there is not None and str(there) != str(value):  # command-line values are text
+                # compared as text, because values from the command line are text
+                if there is not None and str(there) != str(value):
                     raise ValueError(f"{name} is {given[name]} and {setting} is {there}: leave one out")
                 found[setting] = value
         return found
@@ -107,7 +108,7 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return self
 
     def compares(self) -> bool:
-        """Whether drafters or loads are compared, each in a process of its own."""
+        """Whether several drafters or loads are compared, each in a separate process."""
         return len(self.drafter) > 1 or len(self.batch_size) > 1 or self.price_per_hour is not None
 
     def choice(self) -> DrafterChoice:
@@ -115,13 +116,13 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return parse_drafter(self.drafter[0], self.model)
 
     def alone(self) -> "list[AskedOnce]":
-        """Return the options of one run per load and drafter; the dataset is Spec-Bench unless the options name another
-        dataset.
+        """Return the options of one run per load and drafter; if the options name no dataset, the dataset is
+        Spec-Bench.
 
         Raises:
             UserError: a drafter does not suit the other options.
         """
-        # golden and speculative_config are left out, because settings have already replaced them.
+        # golden and speculative_config are left out, because the validator has already replaced them by other settings.
         others = self.model_dump(exclude_unset=True, exclude={"golden", "speculative_config"})
         given = {"dataset": None if self.prompts else SPECBENCH} | others
         loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS
@@ -133,13 +134,15 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return [build_config(AskedOnce, one) for one in runs]
 
     def drafter_settings(self) -> dict[str, Any]:
-        """Return the settings of the drafter; empty if several drafters are compared, because each run then has
-        settings of its own.
+        """Return the settings of the drafter; empty if several drafters are compared, because each run then has its own
+        settings.
         """
         return super().drafter_settings() if len(self.drafter) == 1 else {}
 
     def _told(self, drafter: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options for one of several drafters, without settings that belong to other kinds of drafters."""
+        """Return the options for one of several drafters, without the settings that apply only to other kinds of
+        drafters.
+        """
         if len(self.drafter) == 1 or not KIND_OF_SETTING.keys() & given.keys():
             return given
         try:
@@ -167,10 +170,12 @@ def _of_vllm(said: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class AskedOnce(BenchConfig):
-    """Options of a run that repeats no question, so that drafters that copy text find no earlier answer."""
+    """Options of a run in which no question is repeated, so that drafters that copy text do not find an earlier
+    answer.
+    """
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Return limits without prefix cache, because a prefix cache would spare the second mode the prefill of the
-        prompts.
+        """Return limits without a prefix cache: with it, the second mode would not have to prefill the prompts, so the
+        comparison would be unfair.
         """
         return replace(super().engine_config(max_num_seqs), enable_prefix_caching=False)

@@ -1,6 +1,6 @@
 """Registers `wingbeat bench`.
 
-Typer is not imported here, because every process that reads settings imports this file.
+Typer is not imported here, because this file is imported by every process that reads settings.
 """
 
 from typing import TYPE_CHECKING

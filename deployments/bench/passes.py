@@ -1,4 +1,4 @@
-"""Runs prompts in batches in one mode, and questions in both modes (speculative and plain) in turn."""
+"""Runs batches of prompts in one mode, and questions in both modes (speculative and plain) in turn."""
 
 import time
 from dataclasses import replace
@@ -23,7 +23,9 @@ class Pass(NamedTuple):
 
     elapsed_s: float
     decode_s: float
-    """Seconds during which all prompts of a batch already had their first tokens."""
+    """Seconds of decoding, summed over batches: from the moment at which all prompts of a batch have their first
+    tokens.
+    """
     num_rounds: int
     """Number of rounds within `decode_s`; a round counts once for each request that got tokens in it."""
     num_decoded: int
@@ -48,7 +50,7 @@ def params_of(config: BenchConfig, speculation: bool) -> SamplingParams:
 
 
 def run_pass(llm: "LLM", params: SamplingParams, prompts: list[list[int]], batch_size: int) -> Pass:
-    """Run prompts, `batch_size` at once."""
+    """Run prompts in batches of `batch_size`."""
     token_ids: list[list[int]] = [[] for _ in prompts]
     metrics, num_rounds, num_decoded, decode_s = SpeculationMetrics(), 0, 0, 0.0
     started = began = time.perf_counter()
@@ -68,7 +70,7 @@ def run_pass(llm: "LLM", params: SamplingParams, prompts: list[list[int]], batch
 
 
 def report_of(passes: Passes) -> Report:
-    """Return the report of figures summed over passes."""
+    """Return a report whose figures are summed over passes."""
     plain, speculative = _summed(passes[False]), _summed(passes[True])
     num_tokens, num_rounds = sum(map(len, plain.token_ids)), max(1, speculative.num_rounds)
     plain_round_s = plain.decode_s / max(1, plain.num_rounds)
@@ -97,7 +99,7 @@ def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> t
     """Ask every question once per mode; returns all passes, and the passes of each category.
 
     For each category the speculative mode runs first, then the plain mode; in the reverse order, drafters that copy
-    text would find the answers of plain decoding.
+    text could copy the answers of plain decoding.
 
     Raises:
         UserError: no question fits the context.

@@ -14,8 +14,8 @@ Item = TypeVar("Item")
 
 
 class Question(BaseModel):
-    """The user's turns of a conversation, in the form of a line of Spec-Bench's file; the field `prompt` is a single
-    turn.
+    """The user's turns of a conversation, read from one line of a file in Spec-Bench's form; a line may instead have
+    the field `prompt`, which is a single turn.
     """
 
     category: str = "none"
@@ -30,7 +30,8 @@ class Question(BaseModel):
 
 
 def read_questions(dataset: str, most: int | None) -> list[Question]:
-    """Return the questions of a dataset; if there are more than `most`, `most` questions evenly spread over the file.
+    """Return the questions of a dataset: all of them, or `most` questions evenly spread over the file if there are
+    more.
 
     Args:
         dataset: SPECBENCH, or the path of a JSONL file.
@@ -54,6 +55,6 @@ def read_questions(dataset: str, most: int | None) -> list[Question]:
 
 
 def evenly(items: Sequence[Item], most: int | None) -> list[Item]:
-    """Return all items; if there are more than `most`, `most` items evenly spread."""
+    """Return all items, or `most` evenly spread items if there are more."""
     count = min(most or len(items), len(items))
     return [items[index * len(items) // count] for index in range(count)]

@@ -1,4 +1,4 @@
-"""Figures of one comparison of speculative with plain decoding."""
+"""Figures of one comparison of speculative decoding with plain decoding."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """Speed of both modes. The figures are medians if the prompts were run several times."""
+    """Speed of both modes. If the prompts were run several times, each figure is a median."""
 
     num_prompts: int
     num_tokens: int
-    """Tokens per pass."""
+    """Number of tokens generated in a pass."""
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     same_tokens: bool
-    """Whether every pass of both modes produced the same tokens."""
+    """Whether all passes, of both modes, produced the same tokens."""
     metrics: SpeculationMetrics
     tokens_a_round: float
     """Mean number of tokens that a request gets per round of the speculative mode; first tokens are not counted."""
     break_even: float | None
-    """Tokens per round at which speculation is as fast as plain decoding, which is the ratio of the two modes' round
-    times. None if there were no drafts.
+    """Tokens per round at which speculation would be as fast as plain decoding. The number is the time of a speculative
+    round divided by the time of a plain round. None if there were no drafts.
     """
 
     @property
@@ -34,7 +34,7 @@ class Report(NamedTuple):
         return self.speculative_tokens_per_s / self.plain_tokens_per_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures for `--json`."""
+        """Return the figures, as printed with `--json`."""
         return {
             "num_prompts": self.num_prompts,
             "num_tokens": self.num_tokens,
@@ -47,7 +47,7 @@ class Report(NamedTuple):
 
 
 def tables(report: Report, config: BenchConfig) -> "list[Table]":
-    """Return the tables of speed in both modes, and of acceptance per depth of the draft tree."""
+    """Return two tables: the speed of both modes, and the acceptance at each depth of the draft tree."""
     from rich.table import Table
 
     length = f"{report.metrics.acceptance_length:.2f}"

@@ -13,8 +13,8 @@ from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_log
 from wingbeat.kernels.parts import load_function
 
 READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Click settings of a command that parses its arguments only when it runs, so that the modules of its options are
-imported only then.
+"""Click settings of a command that parses its arguments only when it runs. The modules that define its options are
+therefore imported only then.
 """
 
 Level = Annotated[
@@ -43,7 +43,7 @@ def new_app(help_text: str | None, add_completion: bool = False) -> typer.Typer:
 def show_log_from(level: LogLevel | None) -> None:
     """Shows log lines of a level and of higher levels.
 
-    None shows only warnings and errors, as Python does by default.
+    With None, only warnings and errors are shown, as Python does by default.
     """
     if level is not None:
         os.environ[LEVEL_VARIABLE] = level.value
@@ -58,14 +58,15 @@ def add_late_command(
     arguments: tuple[str, ...] = (),
     takes_folder: bool = False,
 ) -> None:
-    """Adds a command whose options are imported, which may take seconds, only when the command runs.
+    """Adds a command. The modules that define its options take seconds to import, so they are imported only when the
+    command runs.
 
     Missing folders are reported before the options are imported.
 
     Args:
-        options: `module:Class` of the command's settings.
-        run: `run(config, **own)`, see `options.model_command`; its docstring is the command's help.
-        arguments: fields that may be given as positional arguments.
+        options: import path `module:Class` of the command's settings class.
+        run: function `run(config, **own)`, see `options.model_command`; its docstring is the command's help text.
+        arguments: fields of the settings that may be given as positional arguments.
         takes_folder: whether the first word of the arguments is a folder.
     """
 

@@ -18,14 +18,14 @@ from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
 
-# Depending on its version, typer brings its own copy of click or uses the installed click.
+# Depending on its version, typer contains its own copy of click or uses the installed click.
 ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main(args: list[str] | None = None) -> None:
-    """Runs the command and always raises SystemExit. `args`: words of the command line.
+    """Runs the command and always raises SystemExit.
 
-    None reads the process's own.
+    `args` are the words of the command line; with None, those of this process are read.
     """
     args = sys.argv[1:] if args is None else args
     show_lines("wingbeat.runtime.hub")
@@ -44,7 +44,9 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _words_of_serve(args: list[str]) -> list[str]:
-    """Lets parts translate the words of `serve`, and prints to stderr a line for each word that has no effect."""
+    """Lets optional parts translate the words after `serve`, and prints to stderr one line for each word that is
+    ignored.
+    """
     for read in hooks("words_of_serve"):
         args, notes = read(args, AppConfig)
         for note in notes:
@@ -110,7 +112,8 @@ def _serve(
     start_up = StartUp()
     try:
         start_up.event("checking the settings and the files")
-        # If a cluster is joined, GPU shares are chosen after joining, by Ray's count of GPUs.
+        # In a cluster that is joined, GPU shares are chosen only after joining it, from the number of GPUs that Ray
+        # reports.
         for take_gpus in hooks("take_gpus") if preflight.is_here(address) else ():
             config = take_gpus(config, False, start_up.event)
         preflight.check(config, host, port, address)

@@ -11,7 +11,7 @@ _OPTIONS = ("--model", "--drafter")
 
 
 def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None:
-    """Refuses a model or a drafter whose value can only be a folder, if the folder does not exist.
+    """Raises an error if the value of a model or drafter option can only be a folder, and the folder does not exist.
 
     Values that may be something else, such as `mtp`, an import path or a name on the hub, are not checked here.
 
@@ -19,7 +19,7 @@ def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None
         takes_folder: whether the first word of the arguments is a folder too.
 
     Raises:
-        UserError: one line that names the folder.
+        UserError: the message is one line that names the folder.
     """
     is_folder = takes_folder and bool(args) and not args[0].startswith("-") and not Path(args[0]).exists()
     if is_folder and (problem := folder_problem(args[0])) is not None:

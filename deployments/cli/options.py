@@ -17,15 +17,15 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class UserError(Exception):
-    """Error that the user can correct; the message is one line that says how."""
+    """Error that the user can correct; the message is one line that states how."""
 
 
 def model_command(
     config_class: type[Config], run: Callable[..., None], arguments: Sequence[str] = ()
 ) -> Callable[..., None]:
-    """Makes a command with one option per field of `config_class`, which calls `run(config, **own)`.
+    """Makes a command that calls `run(config, **own)` and has one option for each field of `config_class`.
 
-    Parameters of `run` after the first, with their typer annotations, become further options.
+    The other parameters of `run`, which have typer annotations, become further options and are passed as `own`.
 
     Args:
         arguments: fields that may also be given as positional arguments, in this order.
@@ -41,7 +41,8 @@ def model_command(
     parameters = [_argument(name) for name in arguments]
     panel = panel_of(config_class)
     options = [_parameter(name, config_class.model_fields[name], panel(name)) for name in config_class.model_fields]
-    # Typer reads options from this signature. Parameters are keyword-only, so that their order is free.
+    # Typer reads options from this signature. Parameters are keyword-only, so that parameters without a default may
+    # follow parameters with a default.
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     command.__signature__ = inspect.Signature([*parameters, *sorted([*options, *own], key=place)])
     command.__doc__ = run.__doc__

@@ -1,4 +1,6 @@
-"""Groups of options in a command's help (typer's panels): the most used options first, all other options by subject."""
+"""Groups options in a command's help, as typer's panels: the most used options come first, all other options are
+grouped by subject.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -45,11 +47,13 @@ OF_FIELD = {
     **dict.fromkeys(("engine_factory", "drafter_factory", "verifier_resources"), CLUSTER),
     "served_model_name": API,
 }
-"""Panel of single settings whose subject is not the subject of their class."""
+"""For single settings that belong to another subject than the rest of their class: the panel of the setting, by its
+name.
+"""
 
 
 def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
-    """Returns a function that returns the title of a field's panel, None for the first panel.
+    """Returns a function from the name of a field to the title of the field's panel; None stands for the first panel.
 
     Args:
         config_class: class whose fields are the options.
@@ -72,8 +76,8 @@ def _owner(config_class: type[BaseModel], name: str) -> str:
 
 
 def place(option: inspect.Parameter) -> tuple[int, int]:
-    """Returns the sort key of an option: first the most used options, then the rest of the first panel, then other
-    panels.
+    """Returns the sort key of an option: the most used options come first, then the other options of the first panel,
+    then the options of other panels.
     """
     title = getattr(getattr(option.annotation, "__metadata__", [None])[0], "rich_help_panel", None)
     first = MOST_USED.index(option.name) if option.name in MOST_USED else len(MOST_USED)

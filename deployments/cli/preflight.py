@@ -1,4 +1,4 @@
-"""Checks before Ray starts: the address, the settings and the checkpoints' files.
+"""Checks the address, the settings and the checkpoints' files before Ray starts.
 
 The checks need neither torch nor transformers, which take seconds to import. Errors that only torch or transformers can
 find are reported by the engine when it loads the checkpoint.
@@ -27,11 +27,11 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
     """Refuses a start that cannot succeed.
 
     If a running cluster is joined, memory, GPUs and modules are not checked, because the application may run on other
-    machines. In a cluster given by `address`, Serve may already listen on the port, so that the port is not checked
-    either.
+    machines. In a cluster given by `address`, Serve may already listen on the port, so the port is not checked either.
 
     Raises:
-        ValueError, OSError: one line that names the setting, the file or the tensor.
+        ValueError, OSError: the start cannot succeed; the message is one line that names the setting, the file or the
+            tensor.
     """
     if address is None:
         check_address(host, port)
@@ -60,7 +60,7 @@ def check_address(host: str, port: int) -> None:
     """Refuses an address that is in use or that this process may not bind.
 
     Raises:
-        PreflightError: one line with the reason.
+        PreflightError: the address cannot be used; the message is one line with the reason.
     """
     try:
         bind(host, port).close()
@@ -91,10 +91,11 @@ def _check_cluster(address: str) -> None:
 
 
 def check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:
-    """Refuses a `max_model_len` above the model's number of positions; if that number is None, nothing is checked.
+    """Refuses a `max_model_len` above `num_positions`, the model's maximum number of positions. If `num_positions` is
+    None, nothing is checked.
 
     Raises:
-        PreflightError: one line with both numbers.
+        PreflightError: the setting is above `num_positions`; the message is one line with both numbers.
     """
     if num_positions is not None and (config.max_model_len or 0) > num_positions:
         raise PreflightError(
@@ -120,7 +121,8 @@ def _check_drafter_name(config: AppConfig, here: bool) -> None:
 def drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
     """Returns whether the drafter can be checked on this machine.
 
-    A drafter of a `drafter_factory` cannot be, and a user's class only if it is on this machine (`here`).
+    A drafter from a `drafter_factory` cannot be checked. A user's class can be checked only if the application runs on
+    this machine (`here`).
     """
     return config.drafter_factory is None and (here or not choice.is_class)
 
@@ -131,6 +133,8 @@ def is_here(address: str | None) -> bool:
 
 
 def _joins_cluster() -> bool:
-    """Returns whether Ray will join a running cluster, according to the variable and the file that Ray itself reads."""
+    """Returns whether Ray will join a running cluster, according to the environment variable and the file that Ray
+    itself reads.
+    """
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()

@@ -1,4 +1,4 @@
-"""Calls of a running server by its operator, and the command-line options for the server's URL and key."""
+"""Calls that an operator makes to a running server, and the command-line options for the server's URL and key."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import urllib.error
 
 TIMEOUT_S = 600.0
-"""Maximum seconds to wait for an answer. The limit is long because a prefix, for example, is computed after the
-engines' other work.
+"""Maximum seconds to wait for an answer. The limit is long because, for example, the engines compute a prefix only
+after other work.
 """
 Url = Annotated[str, typer.Option(help="URL of the server.")]
 Key = Annotated[
@@ -43,7 +43,9 @@ def call_server(
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):
-        """Follows no redirects, so that the operator's key is sent only to the server of the URL."""
+        """Handler of HTTP redirects that follows none, so that the operator's key is sent only to the server that the
+        URL names.
+        """
 
         def redirect_request(self, *args: Any, **kwargs: Any) -> None:
             return None
@@ -66,7 +68,7 @@ def call_server(
 
 
 def _is_of_this_machine(url: str) -> bool:
-    """Returns whether the server runs on this machine, where a proxy (http_proxy) would not reach it."""
+    """Returns whether the server runs on this machine. A proxy (http_proxy) could not reach such a server."""
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 

@@ -29,7 +29,9 @@ model_settings = {"cpu_activations": (Literal["exact", "int8"], _FIELD)}
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Return whether the settings ask for rounded activations, and words that name the setting."""
+    """Return, for the feature of rounded activations, whether the settings turn it on, and words that name the
+    setting.
+    """
     return {INT8_ACTIVATIONS: (config.cpu_activations == "int8", "cpu_activations is int8")}
 
 

@@ -25,7 +25,7 @@ _LOAD_S, _ROUND_S, _NUM_TOKENS = 1800.0, 300.0, 16
 
 
 def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine) -> int:
-    """Print one line per examined part; returns 1 if at least one part has failed, else 0."""
+    """Print one line for each check; returns 1 if at least one check has failed, else 0."""
     transformers_logging.set_verbosity_error()
     findings = list(_shown(examine(_parts(config, open_engine)), as_json))
     if as_json:
@@ -34,9 +34,9 @@ def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine)
 
 
 def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
-    """Yield the parts to examine.
+    """Yield the checks to run.
 
-    If the GPU's driver does not answer, its part is the last, because all later parts use the driver.
+    If the GPU's driver does not answer, the check of the driver is the last, because all later checks use the driver.
     """
     yield from machine_parts()
     try:
@@ -59,7 +59,7 @@ def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
 
 
 def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
-    """Print each finding as soon as it is known, because a part may take minutes."""
+    """Print each finding as soon as it is known, because a check may take minutes, and yield it again."""
     console = Console(soft_wrap=True, highlight=False)
     for finding in findings:
         if not as_json:
@@ -72,8 +72,8 @@ def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
 def _written(config: DoctorConfig, open_engine: OpenEngine) -> tuple[Verdict, str]:
     """Load the model, generate some tokens, and return a verdict and a sentence.
 
-    While the model is loaded, its numbers are compared with transformers, its captured graphs are compared with eager
-    rounds, and the drafter is tested.
+    Loading the model also compares its logits with those of transformers, compares its captured graphs with eager
+    rounds, and tests the drafter.
     """
     llm = open_engine(config, 1)
     loaded, test = llm.engine.loaded, llm.self_test

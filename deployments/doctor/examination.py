@@ -1,7 +1,7 @@
-"""Examines, part by part, whether a machine can serve: the logic of `wingbeat doctor`.
+"""Runs checks, one after the other, of whether a machine can serve: the logic of `wingbeat doctor`.
 
-Each part has a time limit and yields one line; after a failed part the later parts are examined all the same. This
-module does not depend on a terminal.
+Each check has a time limit and yields one line. If a check fails, the later checks are run all the same. This module
+does not depend on a terminal.
 """
 
 import time
@@ -13,7 +13,7 @@ from wingbeat.runtime.checks.bounded_step import bounded_step
 
 
 class Verdict(StrEnum):
-    """Verdict on one part."""
+    """Result of one check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A check: its name, its limit in seconds, and the function that runs it."""
+    """A check: its name, its time limit in seconds, and the function that performs it."""
 
     name: str
     most_s: float
@@ -38,12 +38,14 @@ class Part(NamedTuple):
 
 
 def examine(parts: Iterable[Part]) -> Iterator[Finding]:
-    """Run all checks in order and yield their findings; a check that raises or hangs counts as failed."""
+    """Run all checks in order and yield their findings; a check that raises an error or exceeds its time limit counts
+    as failed.
+    """
     for part in parts:
         started = time.monotonic()
         try:
             verdict, detail = bounded_step(part.name, part.most_s, "it was given up", part.ask)
-        except Exception as error:  # any exception of a broken installation is a finding to report
+        except Exception as error:  # a broken installation may raise any exception; each is reported as a finding
             text = (str(error).strip().splitlines() or [""])[0]
             verdict, detail = Verdict.FAILED, f"{type(error).__name__}: {text}"
         yield Finding(part.name, verdict, detail, time.monotonic() - started)

@@ -1,4 +1,6 @@
-"""Checks of a machine's GPUs, in the order in which a start uses them; torch is imported only inside the checks."""
+"""Checks of a machine's GPUs, in the order in which starting a server depends on them. Torch is imported only inside
+the checks.
+"""
 
 import os
 import shutil
@@ -10,7 +12,9 @@ from wingbeat.deployments.doctor.machine import gib
 
 
 def gpu_parts(seen: bool) -> list[Part]:
-    """Return the checks of the first GPU, in the order in which a start uses it; a single check if `seen` is False."""
+    """Return the checks of the first GPU, in the order in which starting a server depends on them. If `seen` is False,
+    only one check is returned.
+    """
     if not seen:
         return [Part("GPU", 30, _no_gpu)]
     return [

@@ -50,7 +50,7 @@ def _memory() -> tuple[Verdict, str]:
 
 
 def gib(size: int | None) -> str:
-    """Return a size in GiB for people to read."""
+    """Return a size in GiB as text for display."""
     return "an unknown amount" if size is None else f"{size / _GIB:.1f} GiB"
 
 

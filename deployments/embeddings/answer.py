@@ -20,8 +20,8 @@ from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.request import Request, SamplingParams, Variant
 
 EMBEDDING_BYTES, FLOAT_BYTES, BASE64_BYTES = 64, 24, 6
-"""Upper bounds of bytes in JSON: for an embedding without its numbers, per number in decimal form, and per number in
-base64.
+"""Upper bounds of bytes in JSON: for an embedding without its numbers, for each number in decimal form, and for each
+number in base64.
 """
 
 
@@ -42,7 +42,8 @@ class Embeddings:
 
         Raises:
             ApiError: the model has no embeddings, an input does not fit the model, or the answer would be too long.
-            EngineOverloaded: the engines have no room for a batch of inputs, or the router has no room for the answer.
+            EngineOverloaded: the engines' queues cannot hold a batch of inputs, or the router's memory for answers
+                cannot hold the answer.
             EngineUnavailable, RequestFailed, RequestRefused: an input could not be embedded.
         """
         name = self._pool.info.model_name
@@ -74,8 +75,8 @@ class Embeddings:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         model = self._pool.info.model_name if variant is None else variant.name
         answer = {"id": unique_id, "object": "list", "model": model, "usage": usage}
-        # The answer is written in a thread, because encoding thousands of numbers per input would delay other requests'
-        # streams.
+        # The answer is written in a thread, because encoding thousands of numbers per input on the event loop would
+        # delay the streams of other requests.
         return await asyncio.to_thread(lambda: _json(answer | {"data": _written(found, body)}))
 
     def _read(self, body: EmbeddingsBody) -> list[Prompt]:

@@ -32,9 +32,11 @@ class EmbeddingsBody(RequestBody):
     """Texts or lists of token ids; a single text or list is wrapped in a list."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=INT32_MAX)
-    """Number of dimensions of a shortened embedding; allowed if the model was trained for shortened embeddings."""
+    """Number of dimensions of a shortened embedding; allowed only if the model was trained for shortened embeddings."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """Number of tokens of each input to keep, by default the last tokens; -1 keeps as many as fit into the context."""
+    """Number of tokens of each input to keep, by default its last tokens; -1 keeps as many tokens as fit into the
+    context.
+    """
     truncation_side: Literal["left", "right"] | None = None
     """Side on which an input is truncated. With "right" the input's first tokens are kept."""
     add_special_tokens: bool | None = None
@@ -60,5 +62,5 @@ class EmbeddingsBody(RequestBody):
 
     @property
     def asked_max_tokens(self) -> int:
-        """Returns 1, because an engine generates at least one token."""
+        """Returns 1, because an engine generates at least one token even for an embedding."""
         return 1

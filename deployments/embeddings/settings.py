@@ -17,8 +17,8 @@ POOLING_FILE = Path("1_Pooling") / "config.json"
 """Path of the pooling config below the folder of an embedding model, in the layout of sentence-transformers."""
 _MODES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_lasttoken": Pooling.LAST}
 MOST_HIDDEN = 16_384
-"""Upper bound of an embedding's number of dimensions, used for the size of answers if config.json does not state the
-hidden size.
+"""Assumed number of dimensions of an embedding if config.json does not state the hidden size; an upper bound, used for
+the size of answers.
 """
 
 
@@ -28,7 +28,9 @@ class EmbeddingKind(NamedTuple):
     pooling: Pooling | None = None
     """How hidden states are pooled; None if the model has no embeddings."""
     can_be_cut: bool = False
-    """Whether the model was trained so that an embedding's first numbers are an embedding too (Matryoshka)."""
+    """Whether the model was trained so that the first numbers of an embedding are an embedding themselves
+    (Matryoshka).
+    """
     num_numbers: int = 1
     """Number of dimensions of an embedding that is not shortened."""
 
@@ -51,7 +53,8 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def pooling_of(config: "AppConfig") -> Pooling | None:
-    """Return how a prompt's hidden states are pooled to its embedding; None if the model has no embeddings.
+    """Return how the hidden states of a prompt are pooled to the prompt's embedding; None if the model has no
+    embeddings.
 
     Raises:
         ValueError: the model's folder specifies an unsupported pooling.

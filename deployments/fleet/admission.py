@@ -1,4 +1,4 @@
-"""Reservations of places for requests, and the waiting of requests while there is no engine."""
+"""Reserves places for requests, and lets requests wait while there is no engine."""
 
 import asyncio
 import logging
@@ -32,10 +32,10 @@ class Reservation:
 
 
 class EngineWait:
-    """Lets requests wait for an engine, and makes Serve start one.
+    """Lets requests wait for an engine, and makes Serve start an engine.
 
     Args:
-        ask: makes a call to any engine. While the call waits for an engine, Serve's autoscaling starts one.
+        ask: makes a call to any engine. While such a call waits for an engine, Serve's autoscaling starts an engine.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]]) -> None:
@@ -45,7 +45,7 @@ class EngineWait:
         self._over = asyncio.Event()
 
     async def until(self, deadline: float, *, ask: bool) -> None:
-        """Waits until there may be an engine, but not beyond the deadline, and not longer than `ASK_AGAIN_S`.
+        """Waits until there may be an engine, until the deadline, or for `ASK_AGAIN_S`, whichever comes first.
 
         Args:
             deadline: time on the monotonic clock.
@@ -76,5 +76,6 @@ class EngineWait:
         try:
             await self._ask()
         except Exception as error:
-            # The transport may raise any exception. The call is repeated as long as a request waits.
+            # Any exception is caught, because the transport may raise any exception. The call is repeated as long as a
+            # request waits.
             logger.warning("No engine has started: %s: %s", type(error).__name__, error)

@@ -1,7 +1,7 @@
 """Named things that requests refer to (variants, saved prefixes), replicated in all routers and replicas.
 
-The latest change of a name wins. Every router and every replica holds all names. A router sends a change to all
-replicas, and each replica passes the change on to its routers, including routers that connect later.
+Each router and each replica holds all names. A router sends a change to all replicas, and each replica passes the
+change on to its routers, including routers that connect later. If a name is changed twice, the later change is kept.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from wingbeat.deployments.parts import hooks
 
 VARIANTS = "variants"
-"""Kind of the model's variants, which requests name in place of the model."""
+"""Kind of the names of the model's variants. A request may name a variant instead of the model."""
 KINDS = (VARIANTS, *chain(*hooks("names")))
 """All kinds of named things. For each kind, a `Keeper` in every engine holds the things."""
 Thing = TypeVar("Thing")
@@ -24,8 +24,8 @@ class CatalogEntry(NamedTuple, Generic[Thing]):
 
     name: str
     version: int
-    """Unix time in nanoseconds by the clock of the router that made the change, raised if necessary above every version
-    that the router knew. Names from the settings have version 0.
+    """Unix time in nanoseconds by the clock of the router that made the change, raised if necessary above all versions
+    that this router knew. Names from the settings have version 0.
     """
     thing: Thing | None
     """The thing that the name refers to; None if the name was deleted."""
@@ -59,7 +59,7 @@ class Catalog(Generic[Thing]):
         return max(time.time_ns(), 0 if before is None else before.version + 1)
 
     def put(self, name: str, thing: Thing | None, version: int | None = None) -> None:
-        """Sets or, with None, deletes the thing of a name.
+        """Makes a name refer to `thing`; with None, deletes the name.
 
         Args:
             version: version from `next_version`; with None, the next version is used.
@@ -67,7 +67,9 @@ class Catalog(Generic[Thing]):
         self._entries[name] = CatalogEntry(name, self.next_version(name) if version is None else version, thing)
 
     def merge(self, entries: Iterable[CatalogEntry[Thing]]) -> bool:
-        """Takes over the entries that are newer than this catalog's; returns whether there were any."""
+        """Takes over the entries that are newer than this catalog's entries of the same names; returns whether there
+        were any.
+        """
         changed = False
         for entry in entries:
             before = self._entries.get(entry.name)
@@ -77,7 +79,7 @@ class Catalog(Generic[Thing]):
         return changed
 
     def changes(self) -> tuple[CatalogEntry[Thing], ...]:
-        """Returns the entries that differ from the settings, which other catalogs are to `merge`."""
+        """Returns the entries that differ from the settings; other catalogs get them by `merge`."""
         return tuple(entry for entry in self._entries.values() if entry.version)
 
 
@@ -88,7 +90,9 @@ class Names:
         self.catalogs: dict[str, Catalog[Any]] = {kind: Catalog() for kind in KINDS}
 
     def merge(self, changes: NameChanges) -> NameChanges:
-        """Takes over the entries that are newer; returns all entries of each kind in which an entry was newer."""
+        """Takes over the entries that are newer than those held here. Returns all entries of each kind in which an
+        entry was newer.
+        """
         return {kind: self.catalogs[kind].changes() for kind in changes if self.catalogs[kind].merge(changes[kind])}
 
     def changes(self) -> NameChanges:

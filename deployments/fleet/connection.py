@@ -16,17 +16,21 @@ from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""Maximum seconds to wait until cancelled calls have ended; the connection counts as lost in either case."""
+"""Maximum seconds to wait until cancelled calls have ended; then the connection counts as lost, whether or not they
+have ended.
+"""
 CALL_S = 30.0
-"""Time limit in seconds of a call that the replica answers itself. At the limit the connection counts as lost, and its
-requests move to other engines.
+"""Time limit in seconds of a call that the replica answers without its engine. When the limit is reached, the
+connection counts as lost, and its requests move to other engines.
 """
 WORK_S = 960.0
-"""Time limit in seconds of a call that the engine handles, such as computing a prefix; slightly above the replica's
-limit.
+"""Time limit in seconds of a call that the engine handles, such as computing a prefix. The limit is slightly above the
+limit that the replica applies to such a call.
 """
 DESCRIBE_S = 120.0
-"""Time limit in seconds of a call that may wait until a replica has started; at the limit the call is repeated."""
+"""Time limit in seconds of a call that may wait until a replica has started; when the limit is reached, the call is
+repeated.
+"""
 
 
 class EngineTransport(Protocol):
@@ -35,11 +39,11 @@ class EngineTransport(Protocol):
     """
 
     async def describe(self) -> ModelInfo:
-        """Returns the description of the model from any engine; waits until there is an engine."""
+        """Returns the description of the model, which any engine can give; waits until there is an engine."""
         ...
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Calls `listener` with the live engines now and at each change, from any thread.
+        """Calls `listener` with the ids of the live engines, now and after each change, from any thread.
 
         Returns a function that ends the subscription.
         """
@@ -59,12 +63,12 @@ class EngineConnection:
 
     Args:
         on_end: called when the connection has ended.
-        on_tokens: called with the number of new tokens in a message.
+        on_tokens: called for each message with its number of new tokens.
         on_open: called when the engine begins to accept requests.
         answers: expected lengths of answers, for the estimate of outstanding tokens.
         on_names: called with changes of names that the replica reports.
-        renew_interval_s: seconds without other calls after which an empty call is sent, so that the replica keeps the
-            connection and a hanging replica is detected.
+        renew_interval_s: seconds without other calls after which an empty call is sent, so that the replica does not
+            close the connection, and so that this side detects a replica that hangs.
     """
 
     def __init__(
@@ -92,11 +96,13 @@ class EngineConnection:
         self.weights = ""
         """Digest of the pushed weights that the engine serves; empty for the weights that the settings name."""
         self.stalled = False
-        """Whether the engine has made no progress for long. Its replica replaces the engine unless it continues."""
+        """Whether the engine has made no progress for long. If the engine does not continue, its replica replaces
+        it.
+        """
         self._answers = answers or AnswerLength()
         self._takes = True
-        """Whether the engine accepts new requests. An engine does not while its weights are replaced, nor after it has
-        given up requests.
+        """Whether the engine accepts new requests. False while the engine's weights are replaced, and after the engine
+        has given up requests.
         """
         self._transport = transport
         self._on_end = on_end
@@ -119,8 +125,8 @@ class EngineConnection:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens still to be computed plus tokens expected to be generated, for unfinished requests of all
-        routers.
+        """Prompt tokens still to be computed plus tokens expected to be generated, summed over the unfinished requests
+        of all routers.
         """
         expected = self._answers.expected_tokens
         own = sum(stream.uncomputed_tokens + expected(stream.unwritten_tokens) for stream in self._streams.values())
@@ -128,14 +134,14 @@ class EngineConnection:
 
     @property
     def unwritten_tokens(self) -> int:
-        """Maximum tokens still to be generated for unfinished requests of this router."""
+        """Maximum number of tokens still to be generated, summed over the unfinished requests of this router."""
         return sum(stream.unwritten_tokens for stream in self._streams.values())
 
     def submit(self, request: Request, num_cached_tokens: int = 0) -> RequestStream:
         """Queues a request for the next call to the engine, which carries all queued requests.
 
         Args:
-            num_cached_tokens: prompt tokens that the engine is known to have cached.
+            num_cached_tokens: number of the prompt's tokens that the engine has cached, as far as the router knows.
         """
         stream = RequestStream(self._next_number, request, num_cached_tokens)
         self._next_number += 1
@@ -145,7 +151,7 @@ class EngineConnection:
         return stream
 
     def release(self, stream: RequestStream) -> None:
-        """Removes a request; aborts it in the engine unless it has ended."""
+        """Removes a request; if the request has not ended, aborts it in the engine."""
         if self._streams.pop(stream.number, None) is not None and not stream.ended:
             self._aborts.append(stream.number)
             self._send.set()
@@ -193,8 +199,8 @@ class EngineConnection:
         receiver = asyncio.get_running_loop().create_task(self._receive_loop())
         reason: BaseException | None = None
         try:
-            # The wait needs no timeout, because each of the sender's periodic calls has a time limit, which ends the
-            # connection if the replica hangs.
+            # The wait needs no timeout, because the sender calls periodically, and each of its calls has a time limit:
+            # if the replica hangs, the sender ends the connection.
             done, _ = await asyncio.wait([sender, receiver], return_when=asyncio.FIRST_COMPLETED)
             reason = next((task.exception() for task in done if task.exception() is not None), None)
         finally:
@@ -210,10 +216,10 @@ class EngineConnection:
     def _lose_all(self, is_dead: bool) -> None:
         """Ends every request with EngineLost.
 
-        If the engine is dead, requests that ran count as possible causes (`taken_up`).
+        If the engine is dead, requests that may have run count as possible causes of its death (`taken_up`).
         """
         unsent = {waiting.number for waiting in self._submits}
-        # An engine runs requests marked `alone` one after the other, and no other request beside them. So if such a
+        # An engine runs requests marked `alone` one at a time, and no other request at the same time. So if such a
         # request was running, no other request can be the cause.
         alone = next((n for n, stream in self._streams.items() if stream.alone and not stream.ended), None)
         for number, stream in list(self._streams.items()):
@@ -234,7 +240,7 @@ class EngineConnection:
                 self._on_tokens(num_tokens)
 
     def _take(self, output: WireOutput) -> int:
-        """Passes an output to its request; returns the number of its tokens."""
+        """Passes an output to its request; returns the output's number of tokens."""
         stream, num_tokens = self._streams.get(output.number), len(output.token_ids)
         if stream is None:
             return 0
@@ -282,10 +288,10 @@ def _first_line(error: BaseException) -> str:
 
 
 class PatientEngines:
-    """`EngineTransport` that adds time limits to another transport.
+    """`EngineTransport` that adds time limits to the calls of another transport.
 
-    Calls raise the other transport's errors, and TimeoutError, which names the engine and the operation that did not
-    answer.
+    Calls raise the other transport's errors; at the time limit they raise TimeoutError, which names the engine and the
+    operation.
     """
 
     def __init__(self, transport: EngineTransport) -> None:
@@ -302,14 +308,16 @@ class PatientEngines:
                 logger.warning("No engine has answered within %.0f s which model it serves: asking again", DESCRIBE_S)
 
     def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Yields messages without a time limit, because the connection's periodic calls detect an engine that hangs."""
+        """Yields messages without a time limit, because the periodic calls of `EngineConnection` detect an engine that
+        hangs.
+        """
         return self._transport.stream(engine_id, client_id)
 
     async def call(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any:
         """Calls the other transport with a time limit.
 
         Args:
-            works: whether the engine itself handles the operation, for which the limit is `WORK_S` instead of `CALL_S`.
+            works: whether the engine itself handles the operation. The time limit is then `WORK_S` instead of `CALL_S`.
         """
         limit_s = WORK_S if works else CALL_S
         try:

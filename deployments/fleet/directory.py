@@ -19,7 +19,7 @@ class EngineDirectory:
         self._listeners: defaultdict[Deployment, list[Listener]] = defaultdict(list)
 
     def publish(self, deployment: Deployment, engine_ids: frozenset[str]) -> None:
-        """Replaces the live engines of a deployment; calls its listeners if the set has changed."""
+        """Replaces the live engines of a deployment; if the set has changed, calls the deployment's listeners."""
         with self._lock:
             if self._engines.get(deployment) == engine_ids:
                 return
@@ -38,7 +38,8 @@ class EngineDirectory:
             return self._engines.get(deployment, frozenset())
 
     def subscribe(self, deployment: Deployment, listener: Listener) -> Callable[[], None]:
-        """Calls `listener` with the live engines now, and at each change from the thread that reports the change.
+        """Calls `listener` with the ids of the live engines: now, and after each change, from the thread that reports
+        the change.
 
         Returns the function that ends the subscription.
         """
@@ -56,5 +57,5 @@ class EngineDirectory:
 
 DIRECTORY = EngineDirectory()
 """Directory of this process. The object is global, because Serve itself constructs the request router that writes to
-it.
+the directory, so no object can be passed to it.
 """

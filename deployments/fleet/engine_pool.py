@@ -34,9 +34,9 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
-"""Number of engines in a row that may die while they run a request before the request must run alone, so that a request
-that breaks engines cannot end the whole fleet. If a request has certainly broken an engine, or is one of a few requests
-one of which has, the request must run alone already in the next engine.
+"""Number of engines in a row that may die while they run a request; after that the request must run alone, so that a
+request that breaks engines cannot end the whole fleet. If the request has certainly broken an engine, or is one of a
+few requests of which one has, it must run alone in the very next engine.
 """
 RECONNECT_S = 0.5
 """Seconds before a lost connection to a live engine is opened again."""
@@ -50,7 +50,8 @@ class EnginePool:
 
     Args:
         max_num_seqs: requests that one engine runs at once; used until an engine has reported its own number.
-        max_queued_requests: requests that may wait, over all engines and routers, beyond those that the engines run.
+        max_queued_requests: requests that may wait, over all engines and routers, in addition to the requests that the
+            engines run.
         engine_wait_s: maximum seconds that a request waits if there is no engine; meanwhile Serve is made to start an
             engine.
         may_sleep: whether autoscaling may remove all replicas while there are no requests.
@@ -83,7 +84,7 @@ class EnginePool:
         self.every_engine = EveryEngine(source.call, self._open_engines)
         self.names = Names()
         self.engine_ids: frozenset[str] = frozenset()
-        """Ids of live engines, whether they accept requests or not."""
+        """Ids of all live engines, including engines that accept no requests."""
         self.connections: dict[str, EngineConnection] = {}
         """Connections by engine id."""
         self._retired: set[EngineConnection] = set()
@@ -133,7 +134,7 @@ class EnginePool:
 
     @property
     def info(self) -> ModelInfo:
-        """Description of the model that every engine serves.
+        """Description of the model, which is the same for all engines.
 
         Raises:
             EngineUnavailable: no engine has been reached yet.
@@ -148,14 +149,14 @@ class EnginePool:
         return self.names.catalogs[VARIANTS]
 
     def healthy(self) -> bool:
-        """Returns whether at least one engine accepts requests and makes progress, or an engine would be started for a
-        request.
+        """Returns True if at least one engine accepts requests and makes progress, or if a request would make Serve
+        start an engine.
         """
         sleeps = self._may_sleep and not self.engine_ids
         return not self._draining and (sleeps or any(not load.stalled for load in self.loads()))
 
     def loads(self) -> list[EngineLoad]:
-        """Returns the load, over all routers, of each engine that accepts requests."""
+        """Returns the load of each engine that accepts requests, summed over all routers."""
         return [
             EngineLoad(engine_id, c.outstanding_tokens, c.num_requests + c.other_requests, c.stalled)
             for engine_id, c in self.connections.items()
@@ -169,8 +170,8 @@ class EnginePool:
 
     @property
     def max_requests(self) -> int:
-        """Maximum choices of one HTTP request, which is the number of requests that one engine runs at once plus the
-        queue.
+        """Maximum number of choices of one HTTP request: the number of requests that one engine runs at once plus the
+        length of the queue.
         """
         return self.max_num_seqs + self._max_queued_requests
 
@@ -186,7 +187,7 @@ class EnginePool:
         engines = [connection for connection in self.connections.values() if connection.open]
         if not engines and not self._engine_wait_s:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-        # Places belong to the whole fleet, so that the requests of all routers count.
+        # Places belong to the whole fleet, so the requests of all routers are counted.
         num_admitted = self.num_admitted + sum(connection.other_requests for connection in engines)
         missing = num_missing_places(
             num_requests, num_admitted, len(engines), self.max_num_seqs, self._max_queued_requests
@@ -204,11 +205,11 @@ class EnginePool:
         The last output carries finish_reason, metrics and num_cached_tokens; an earlier output may carry the metrics so
         far. Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
-        If the engine dies, another engine continues from the tokens so far. The text is the text that the first engine
-        would have written, because sampling noise is keyed by seed and position. An engine that dies by an exception
-        reports the request that caused the exception, which is not retried, or reports several suspected requests. If
-        an engine vanishes, every request that it ran is suspected. A request that has received more than `ALONE_TOKENS`
-        tokens from an engine is no longer suspected of having broken earlier engines.
+        If the engine dies, another engine continues from the tokens so far. The resulting text is the same as without
+        the failure, because sampling noise is keyed by seed and position. An engine that dies by an exception reports
+        either the one request that caused it, which is not retried, or several suspected requests. If an engine
+        vanishes without a report, every request that it ran is suspected. A request that has received more than
+        `ALONE_TOKENS` tokens from an engine is no longer suspected of having broken earlier engines.
 
         While new weights are pushed, a request continues only on engines that still serve the weights with which it
         began.
@@ -220,7 +221,8 @@ class EnginePool:
         Raises:
             EngineUnavailable: no engine is left to run the request.
             RequestFailed: processing the request raised an exception, or the engine broke in the request's first round.
-            EnginesEnded: the engine died while the request ran alone, after earlier engines had died with it.
+            EnginesEnded: the engine died while the request ran alone; earlier engines had died while they ran the
+                request, too.
             RequestRefused: the engine refused the request.
         """
         emitted: list[int] = []
@@ -259,14 +261,14 @@ class EnginePool:
         return [engine_id for engine_id, connection in self.connections.items() if connection.open]
 
     async def _engine_for(self, request: Request, session_id: str, weights: str | None) -> tuple[EngineConnection, int]:
-        """Returns the connection for a request, and the number of its tokens that the engine has cached.
+        """Returns the connection for a request, and the number of the request's tokens that the engine has cached.
 
         Args:
             weights: `EngineConnection.weights` of the engine on which the request began; None if the request has not
                 begun.
 
         Raises:
-            EngineUnavailable: there is no engine, and no engine came within `engine_wait_s`.
+            EngineUnavailable: there is no engine, and none became available within `engine_wait_s`.
         """
         prompt = self._prompt_blocks(request)
 
@@ -294,12 +296,15 @@ class EnginePool:
             connection.withdraw(connection.waiting())
 
     def _move_on(self, connection: EngineConnection) -> None:
-        """Moves the requests of a removed engine to other engines, if there are any; called after the grace period."""
+        """Moves the requests of a removed engine to other engines, if there are other engines; called after the grace
+        period.
+        """
         if connection in self._retired and any(other.open for other in self.connections.values()):
             connection.give_up_all(f"engine {connection.engine_id} is being stopped")
 
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
-        # A prompt whose log-probabilities are requested is always computed, even if its keys and values are cached.
+        # A prompt whose log-probabilities are requested is always computed, even if its keys and values are cached, so
+        # it has no blocks to match.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
         token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         if request.spans:
@@ -340,8 +345,8 @@ class EnginePool:
         for connection in self._retired:
             self._hand_over(connection)
         for connection in self.connections.values():
-            # The oldest requests have slots or get the next free slots. Requests beyond the number of slots are
-            # withdrawn, so that they can go to the new engine.
+            # The oldest requests of an engine have slots or will get the next free slots. Requests beyond the number of
+            # slots are withdrawn, so that the new engine can run them.
             num_waiting = connection.num_requests + connection.other_requests - self.max_num_seqs
             if num_waiting > 0:
                 connection.withdraw(connection.waiting()[-num_waiting:])
@@ -354,9 +359,10 @@ class EnginePool:
 
 
 def _for_caller(output: RequestOutput, request: Request, source: EngineConnection) -> RequestOutput:
-    """Returns the output with the caller's request id, the engine and its weights.
+    """Returns the output with the caller's request id, the engine's id and the digest of the engine's weights.
 
-    The number of cached tokens is lowered to the prompt's length, because earlier output tokens do not count.
+    The number of cached tokens is at most the prompt's length, because output tokens of an earlier engine, which the
+    engine may also have cached, do not count.
     """
     num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
     return output._replace(

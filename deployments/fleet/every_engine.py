@@ -30,10 +30,10 @@ class EveryEngine:
         self._sharing: list[asyncio.Future] = []
 
     async def operate(self, operation: str, *arguments: Any, works: bool = False) -> list[Any]:
-        """Calls one of `operations_of` on every engine; returns all answers.
+        """Calls an operation of `operations_of` on every engine; returns the answers of all engines.
 
         Args:
-            works: whether the engine itself handles the operation, which raises the time limit.
+            works: whether the engine itself handles the operation. The time limit is then higher.
 
         Raises:
             EngineUnavailable: there is no engine, or an engine was lost before its answer.
@@ -44,8 +44,8 @@ class EveryEngine:
         try:
             return await asyncio.gather(*calls)
         except Exception as error:
-            # For a lost engine the transport may raise any exception. Since this handler also catches errors of our own
-            # code, errors are logged.
+            # For a lost engine the transport may raise any exception, so all are caught. Errors are logged, because an
+            # error may also come from a fault in Wingbeat's own code.
             logger.warning("An engine has not answered %s", operation, exc_info=error)
             raise EngineUnavailable("An engine was lost before it answered.") from error
 
@@ -55,11 +55,13 @@ class EveryEngine:
         await asyncio.gather(*(self._try(engine_id, "operate", **asked) for engine_id in self._engine_ids()))
 
     async def tell(self, changes: NameChanges) -> None:
-        """Sends changed names to every replica; an unreachable replica gets them when it is connected again."""
+        """Sends changed names to every replica; an unreachable replica gets the names when this router has connected to
+        it again.
+        """
         await asyncio.gather(*(self._tell(one, changes) for one in self._engine_ids()))
 
     def share(self, engine_id: str, changes: NameChanges) -> None:
-        """Sends changed names to a new replica in the background; a lost replica is ignored."""
+        """Sends changed names to a new replica in the background; if the replica is lost, nothing happens."""
         if changes:
             self._sharing.append(asyncio.ensure_future(self._tell(engine_id, changes)))
             self._sharing = [task for task in self._sharing if not task.done()]
@@ -73,7 +75,7 @@ class EveryEngine:
         await self._try(engine_id, "tell", works=True, changes=changes)
 
     async def _try(self, engine_id: str, name: str, **arguments: Any) -> None:
-        """Calls an engine; logs errors, because the engine may be lost."""
+        """Calls an engine; errors are logged and not raised, because the engine may be lost."""
         try:
             await self.call(engine_id, name, **arguments)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Fingerprint that distinguishes answers of different weights or settings."""
+"""Fingerprint of an answer, which differs if the weights or the settings differ."""
 
 import hashlib
 import json
@@ -10,8 +10,8 @@ from importlib.metadata import version
 def fingerprint(text_identity: str, digest: str, variant: str = "") -> str:
     """Returns OpenAI's `system_fingerprint`: equal fingerprints mean equal weights and settings.
 
-    Files named by the settings enter the fingerprint by their names only, so that overwriting a file does not change
-    the fingerprint.
+    Of a file that the settings name, only the name is included, so overwriting the file does not change the
+    fingerprint.
 
     Args:
         text_identity: `AppConfig.text_identity`.

@@ -1,4 +1,4 @@
-"""Names of one kind in a router, and their changes in all engines."""
+"""Names of one kind in a router; a change is made in all engines."""
 
 from typing import Generic
 
@@ -17,8 +17,8 @@ class FleetNames(Generic[Thing]):
         self._engines = pool.every_engine
 
     async def delete(self, name: str) -> Thing | None:
-        """Deletes a name; returns the thing it referred to, None for an unknown name. Running requests are not
-        affected.
+        """Deletes a name; returns the thing that the name referred to, or None if the name is unknown. Running requests
+        are not affected.
         """
         async with self.catalog.changing:
             before = self.catalog.find(name)
@@ -27,6 +27,6 @@ class FleetNames(Generic[Thing]):
             return before
 
     async def _put(self, name: str, thing: Thing | None, version: int | None = None) -> None:
-        """Sets or deletes the thing of a name in this router's catalog and in every engine; see `Catalog.put`."""
+        """Does `Catalog.put` in this router's catalog and in every engine."""
         self.catalog.put(name, thing, version)
         await self._engines.tell({self.kind: self.catalog.changes()})

@@ -19,7 +19,9 @@ class EngineOverloaded(TryLater):
 
 
 class EngineUnavailable(TryLater):
-    """There is no engine to run the request, or the engine that ran it is lost and no engine can continue it."""
+    """There is no engine to run the request, or the engine that ran the request is lost and no other engine can
+    continue the request.
+    """
 
 
 class RouterGone(Exception):
@@ -45,7 +47,7 @@ class EnginesEnded(RequestFailed):
     def __init__(self, num_engines: int, last: str) -> None:
         engines = "An engine" if num_engines == 1 else f"{num_engines} engines in a row"
         self.for_caller = f"{engines} died or had to be ended while running this request; it is not tried again."
-        """Message for the client, without internal details."""
+        """Error message for the client, without internal details."""
         super().__init__(f"{self.for_caller} The last one: {last}")
 
 
@@ -64,7 +66,7 @@ class ModelInfo:
     drafter: str = "none"
     """Name or path of the drafter, for display."""
     remembers: bool = False
-    """Whether drafts may come from other requests' texts, so that rejected draft tokens must not be shown."""
+    """Whether drafts may come from the texts of other requests. Rejected draft tokens must then not be shown."""
     num_spec_tokens: int = 0
     """Maximum depth of a draft tree."""
     max_num_seqs: int | None = None
@@ -76,6 +78,6 @@ class ModelInfo:
     variants: tuple[Variant, ...] = ()
     """Variants of the model that are served from the start."""
     takes: dict[str, str] = field(default_factory=dict)
-    """By kind of media for which the model has an encoder: `served`, or the reason why the kind is not served."""
+    """For each kind of media for which the model has an encoder: `served`, or the reason why the kind is not served."""
     text_identity: str = ""
     """See `AppConfig.text_identity`."""

@@ -1,7 +1,7 @@
 """Request router for Serve that sends calls to a particular engine. The router runs in the process of each caller.
 
-Serve pickles this module by value into every caller. Therefore the module holds no state, and imports the directory as
-a module.
+Serve pickles this module by value into every caller. Therefore this module holds no state itself, and imports the
+directory as a module, which is not pickled.
 """
 
 from typing import Any
@@ -18,21 +18,21 @@ MAX_LEAVING = 64
 class EngineRequestRouter(RequestRouter):
     """Sends a call to the engine that its argument `engine_id` names; calls without this argument go to any engine.
 
-    A call for a lost engine is sent to another engine, which refuses the call; otherwise the call would wait forever,
-    because no replica suits it. Calls for an engine that is being stopped still reach that engine, because its requests
-    may still run.
+    A call for a lost engine is sent to any other engine, which refuses the call. Otherwise the call would wait forever
+    for a replica with the named id. Calls for an engine that is being stopped still reach that engine, because its
+    requests may still run.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._leaving: dict[str, RunningReplica] = {}
-        """By engine id: the latest replicas that Serve has removed, without replicas that are known to be dead."""
+        """Replicas, by engine id, that Serve has removed most recently, except replicas that are known to be dead."""
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Chooses a replica. Unless the call is a retry, removed replicas can be chosen too, which Serve does not
-        offer.
+        """Chooses a replica. Unless the call is a retry, a replica that Serve has removed, and so does not offer, can
+        be chosen too.
         """
         leaving = None if is_retry else self._leaving.get(pending_request.kwargs.get("engine_id"))
         return leaving or await super()._choose_replica_for_request(pending_request, is_retry=is_retry)

@@ -1,4 +1,4 @@
-"""Output of one request from one engine, and how the request ended there."""
+"""Output of one request from one engine, and the way in which the request ended at the engine."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ class EngineLost(Exception):
     """The engine has lost or returned the request; another engine can continue the request.
 
     Args:
-        taken_up: whether the request may have run, so that it may have broken the engine.
+        taken_up: whether the request may have run and may therefore have broken the engine.
         suspected: whether it is certain that this request, or one of a few requests that the engine named with it, has
             broken the engine.
     """
@@ -46,7 +46,7 @@ class RequestStream:
 
     @property
     def alone(self) -> bool:
-        """Whether the engine runs this request without other requests beside it."""
+        """Whether the engine runs no other request at the same time as this request."""
         return self._begins_alone and self.num_written <= ALONE_TOKENS
 
     def put(self, output: WireOutput) -> None:
@@ -54,8 +54,8 @@ class RequestStream:
         if self._error is not None:
             return
         if (given_up := output.given_up) is not None:
-            # A request whose output could not be sent may still run in the engine. `ended` stays False, so that the
-            # request is aborted there.
+            # If an output of a request could not be sent, the request may still run in the engine. `ended` therefore
+            # stays False, so that the request is aborted there.
             self.ended = given_up.verdict is not Verdict.FAILED
             self.fail(_as_error(given_up))
             return
@@ -70,7 +70,9 @@ class RequestStream:
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream with an error, raised after earlier output has been read; later errors are ignored."""
+        """Ends the stream with an error, which is raised once earlier output has been read; later errors are
+        ignored.
+        """
         self._error = self._error or error
         self._ready.set()
 
@@ -92,7 +94,7 @@ class RequestStream:
 
 
 def _as_error(given_up: GivenUp) -> Exception:
-    """Returns the error with which a request that the engine has given up ends in this router."""
+    """Returns the error for a request that the engine has given up."""
     match given_up.verdict:
         case Verdict.REFUSED:
             return RequestRefused(given_up.reason)

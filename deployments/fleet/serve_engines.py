@@ -13,28 +13,30 @@ from wingbeat.deployments.handle_calls import call_apart
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.5
-"""Seconds between two attempts to find an engine with the router's settings."""
+"""Seconds between two attempts to find an engine that has the router's settings."""
 
 
 class ServeEngines:
     """`EngineTransport` over Ray Serve; each call names the replica that it is meant for.
 
-    While an application is updated, engines with its old settings and engines with its new settings exist side by side.
+    While an application is updated, engines with the old settings and engines with the new settings run at the same
+    time.
 
     Args:
         text_identity: `AppConfig.text_identity` of the router; engines with another identity refuse its requests.
     """
 
     def __init__(self, handle: DeploymentHandle, text_identity: str) -> None:
-        # Calls use Serve's gRPC instead of actor calls. At the end of an actor's stream, Ray blocks the replica's event
-        # loop until the caller has taken the last result, so that a hanging router would block all other routers.
+        # Calls use Serve's gRPC instead of actor calls. With actor calls, Ray blocks the replica's event loop at the
+        # end of a stream until the caller has read the last result, so one hanging router would block all other
+        # routers.
         self._handle = handle.options(_by_reference=False)
         self._text_identity = text_identity
         self._streaming = self._handle.options(method_name="stream", stream=True)
 
     async def describe(self) -> ModelInfo:
-        """Returns the description of the model from any engine with the router's `text_identity`; waits for such an
-        engine.
+        """Returns the description of the model, from any engine that has the router's `text_identity`; waits for such
+        an engine.
         """
         told = False
         while (info := await call_apart(self._handle.describe)).text_identity != self._text_identity:
@@ -45,7 +47,9 @@ class ServeEngines:
         return info
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Calls `listener` with the live engines now and at each change; returns the unsubscribe function."""
+        """Calls `listener` with the ids of the live engines, now and after each change; returns a function that ends
+        the subscription.
+        """
         return DIRECTORY.subscribe(self._handle.deployment_id, listener)
 
     async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
@@ -59,5 +63,5 @@ class ServeEngines:
             messages.cancel()
 
     async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
-        """Calls a method of the `Verifier` with this engine id."""
+        """Calls a method of the `Verifier` that has this engine id."""
         return await call_apart(getattr(self._handle, name), engine_id=engine_id, **arguments)

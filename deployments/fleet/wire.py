@@ -1,7 +1,7 @@
 """Messages between router, replica and engine.
 
-A request is pickled, because it is sent only once. Outputs are sent in every round, so they are msgspec structs, which
-are cheap to encode.
+A request is sent only once, so it is simply pickled. Outputs are sent in every round, so they are msgspec structs,
+which are cheaper to encode.
 """
 
 import logging
@@ -35,7 +35,9 @@ class Verdict(StrEnum):
     SUSPECTED = "suspected"
     """This request or another request has broken the engine; this request must run alone in the next engine."""
     RETURNED = "returned"
-    """The engine shuts down and has not begun the request, which another engine can run without suspicion."""
+    """The engine shuts down and has not begun the request; another engine can run the request, which is not suspected
+    of a failure.
+    """
     WITHDRAWN = "withdrawn"
     """The request had not begun to run, and its router has withdrawn it."""
 
@@ -58,8 +60,7 @@ class WireRequest(NamedTuple):
 
 
 def received(request: Request, request_id: str) -> Request:
-    """Returns the request with the engine's id for it, and validates its parameters, which unpickling does not
-    validate.
+    """Returns the request with the engine's id for it, and validates the parameters, because unpickling does not.
 
     Raises:
         ValueError: a sampling field is out of range.
@@ -87,7 +88,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
     @classmethod
     def of(cls, number: int, output: RequestOutput) -> "WireOutput":
-        """Converts a round's output; the request's id is replaced by `number`."""
+        """Converts an output of a round to a `WireOutput`; the request's id is replaced by `number`."""
         given_up = None
         if output.failure is not None:
             given_up = GivenUp(Verdict.REFUSED if output.is_refusal else Verdict.FAILED, output.failure)
@@ -139,7 +140,9 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Conflated:
-    """Outputs that wait to be sent, merged into one output per request, so that their number is bounded."""
+    """Outputs that wait to be sent. They are merged into one output per request, so their number is at most the number
+    of requests.
+    """
 
     def __init__(self) -> None:
         self._outputs: dict[int, WireOutput] = {}
@@ -174,7 +177,7 @@ class Conflated:
 
 
 class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """State of an engine that is sent to a router beside outputs. A field that is None has not changed."""
+    """State of an engine, sent to a router together with outputs. A field that is None has not changed."""
 
     changes: CacheChanges | None = None
     """Changes of the engine's prefix cache."""
@@ -203,7 +206,7 @@ _RAWS = msgspec.msgpack.Decoder(tuple[list[msgspec.Raw], EngineReport | None])
 
 
 def encode(outputs: list[WireOutput], report: EngineReport | None = None) -> bytes:
-    """Encodes a message; if an output cannot be encoded, only its request is given up."""
+    """Encodes a message; if an output cannot be encoded, its request is given up, and the other outputs are sent."""
     try:
         return _ENCODER.encode((outputs, report))
     except Exception:  # a user's own engine may put any value into an output
@@ -211,7 +214,7 @@ def encode(outputs: list[WireOutput], report: EngineReport | None = None) -> byt
 
 
 def decode(message: bytes) -> Message:
-    """Decodes a message; if an output cannot be decoded, only its request is given up."""
+    """Decodes a message; if an output cannot be decoded, its request is given up, and the other outputs are kept."""
     try:
         return _DECODER.decode(message)
     except msgspec.ValidationError:

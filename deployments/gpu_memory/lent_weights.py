@@ -1,9 +1,9 @@
 """Lends a verifier's weights to its drafter's process on the same GPU, which maps the weights instead of loading
 copies.
 
-A head whose files lack an embedding (or an output matrix) uses the verifier's. The drafter's process starts before the
-verifier is loaded. Therefore it first loads its own weights, and waits for the loan (in `DrafterTerms`) when it needs
-the verifier's weights.
+A draft head whose files lack an embedding (or an output matrix) uses the verifier's embedding (or output matrix). The
+drafter's process starts before the verifier is loaded. Therefore it first loads its own weights, and waits for the loan
+(in `DrafterTerms`) when it needs the verifier's weights.
 """
 
 import logging
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def may_lend(config: AppConfig) -> bool:
-    """Return whether a verifier and its own drafter share one GPU and a channel through the GPU's memory."""
+    """Return whether a verifier and its own drafter share one GPU, and communicate through a channel in the GPU's
+    memory.
+    """
     ours = config.engine_factory is None and config.drafter_factory is None and config.engine_dir is None
     if not (ours and config.has_own_drafter() and config.choice().has_weights and config.drafter_device() == "cuda"):
         return False
@@ -51,12 +53,12 @@ def loan_of(
 
 
 class BorrowedWeights:
-    """The drafter's `Lender`: returns the verifier's tensor for a weight's name. The thread that loads the drafter
-    calls it.
+    """The drafter's `Lender`: returns the verifier's tensor for a weight's name. The object is called by the thread
+    that loads the drafter.
 
     Args:
         device: the drafter's device.
-        patience_s: maximum seconds to wait for the loan; a verifier that has not started by then is killed.
+        patience_s: maximum seconds to wait for the loan. By then a verifier has started or has been killed.
         runtime: CUDA runtime; with None, torch's runtime is used.
     """
 
@@ -67,7 +69,7 @@ class BorrowedWeights:
         self._borrower: Borrower | None = None
 
     def tell(self, loan: Loan | None) -> None:
-        """Set the loan; later calls have no effect, because the drafter loads according to the first call."""
+        """Set the loan; later calls are ignored, because the drafter is loaded with the loan of the first call."""
         if not self._told.is_set():
             self._loan = loan
             self._told.set()
@@ -75,8 +77,8 @@ class BorrowedWeights:
     def __call__(self, name: str) -> Tensor | None:
         """Wait for the loan, then map the verifier's weight and return it.
 
-        Returns None if the drafter has to load a copy of its own. A log line gives the reason, unless the reason is
-        that the verifier is on another GPU.
+        Returns None if the drafter has to load its own copy. The reason is then logged, unless it is that the verifier
+        is on another GPU.
         """
         if not self._told.wait(self._patience_s):
             self.tell(None)
@@ -85,7 +87,7 @@ class BorrowedWeights:
         try:
             self._borrower = self._borrower or Borrower(self._loan, self._device, self._runtime)
             return self._borrower.tensor(name) if self._borrower.is_beside else None
-        except RuntimeError as error:  # an error of CUDA, or torch's error for a faulty device
+        except RuntimeError as error:  # CUDA's error, or torch's error for a faulty device
             reason = str(error).partition("\n")[0]
             logger.warning("the drafter loads its own copy of the verifier's %s: %s", name, reason)
             return None

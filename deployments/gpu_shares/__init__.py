@@ -1,1 +1,1 @@
-"""Default shares of GPUs, chosen from the available GPUs if the settings give none."""
+"""Default GPU shares. If the settings give no shares, they are chosen for the available GPUs."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wingbeat.cluster.nvml import Device
 
 BUSY_SHARE = 0.1
-"""Fraction of a GPU's memory in use above which the GPU counts as in use. A desktop uses less memory."""
+"""A GPU counts as in use if more than this fraction of its memory is in use. A desktop uses less memory."""
 _RAY_KIND = "accelerator_type:"
 
 
@@ -48,8 +48,8 @@ def gpus_here(dev: Path = Path("/dev")) -> list[Gpu]:
 
 
 def _named(visible: str | None) -> list[str] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES before the first invalid entry, as CUDA reads it; None if it is not
-    set.
+    """Return the entries of CUDA_VISIBLE_DEVICES; None if the variable is not set. The list ends before the first
+    invalid entry, as it does for CUDA.
     """
     if visible is None:
         return None
@@ -67,7 +67,7 @@ def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
         named = [str(index) for index in range(len(devices))]
     found, divided = [], False
     for entry in named:
-        if entry.startswith("MIG-"):  # names a part of a GPU, which NVML does not list as a device
+        if entry.startswith("MIG-"):  # the entry names a part of a GPU, which NVML does not list as a device
             return [Gpu("MIG instance")]
         device = next((d for i, d in enumerate(devices) if entry == str(i) or d.uuid.startswith(entry)), None)
         if device is None:
@@ -75,7 +75,7 @@ def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
         if device.is_divided:
             divided = True
         found.append(Gpu(device.name, device.used_bytes <= BUSY_SHARE * device.total_bytes))
-    # A single MIG instance is counted, because a process can use only one.
+    # Only one MIG instance is counted, because a process can use only one.
     return [Gpu("MIG instance")] if divided else found
 
 
@@ -90,7 +90,7 @@ def gpus_of_cluster() -> list[list[Gpu]]:
 
 
 def gpus_of_node(resources: Mapping[str, float], available: Mapping[str, float]) -> list[Gpu]:
-    """Return a node's GPUs by Ray's count. GPUs of which Ray has assigned no part count as free."""
+    """Return the GPUs of a node as counted by Ray. A GPU counts as free if Ray has assigned no part of it."""
     kind = next((name.removeprefix(_RAY_KIND) for name in resources if name.startswith(_RAY_KIND)), "GPU")
     whole, free = int(resources.get("GPU", 0)), int(available.get("GPU", 0))
     return [Gpu(kind, index < free) for index in range(whole)]

@@ -12,6 +12,8 @@ take_gpus = "wingbeat.deployments.gpu_shares.shares:take_gpus"
 
 
 def leaves_gpus_open(config: "AppConfig") -> bool:
-    """Whether GPU shares are chosen at the start. A user's engine and an engine directory need explicit shares."""
+    """Whether GPU shares are chosen at the start. For a user's engine and for an engine directory, the settings must
+    give the shares.
+    """
     given = {"num_gpus_per_verifier", "num_gpus_per_drafter"} & config.model_fields_set
     return not given and config.device != "cpu" and config.is_wingbeats_own()

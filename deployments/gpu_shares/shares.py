@@ -1,5 +1,5 @@
-"""Chooses the GPU shares of verifiers and drafters if the settings give none. GPUs are counted; their memory is not
-considered.
+"""Chooses the GPU shares of verifiers and drafters if the settings give none. The choice depends on the number of free
+GPUs, not on the size of their memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.parts import first
 
 WITH_DRAFTER, BESIDE = 0.7, 0.3
-"""Shares of one GPU for a verifier and the drafter beside it."""
+"""Shares of a GPU that a verifier and its drafter share: the verifier's, the drafter's."""
 
 
 class Placed(NamedTuple):
@@ -21,7 +21,7 @@ class Placed(NamedTuple):
 
     config: AppConfig
     line: str | None
-    """Message about the chosen shares; None if the settings gave the shares, or there is no GPU."""
+    """Message about the chosen shares; None if the settings gave the shares, or if there is no GPU."""
 
 
 def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -> AppConfig:
@@ -49,16 +49,16 @@ def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -
 
 
 def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
-    """Returns the settings with GPU shares, chosen if the settings give none.
+    """Returns the settings with GPU shares; if the settings give none, shares are chosen.
 
-    Verifier and drafter get a GPU each if two GPUs are free for the pair, else 0.7 and 0.3 of one GPU. Without a GPU
+    Verifier and drafter get one GPU each if two GPUs are free for the pair, else 0.7 and 0.3 of one GPU. Without a GPU
     everything runs on CPUs, unless the settings require a GPU.
 
     Args:
         nodes: the GPUs of each node.
 
     Raises:
-        SettingsError: there are not enough GPUs; one line that names the settings to change.
+        SettingsError: there are not enough GPUs; the message is one line that names the settings to change.
     """
     if not config.leaves_gpus_open():
         return Placed(config, None)
@@ -66,8 +66,8 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
     if total == 0:
         return Placed(_fixed(config, 0.0, 0.0), None)
     free = [sum(gpu.free for gpu in gpus) for gpus in nodes]
-    # If all GPUs are in use, one GPU counts as free all the same. Loading then fails if its free memory does not hold
-    # the model.
+    # Even if all GPUs are in use, one GPU counts as free. If the free memory of this GPU does not suffice for the
+    # model, loading fails.
     verifier, drafter = _shares(config, free if any(free) else [1])
     kind = next(gpu.name for gpus in nodes for gpu in gpus if gpu.free or not any(free))
     ranks = config.num_ranks()

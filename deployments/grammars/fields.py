@@ -25,7 +25,7 @@ class StructuredOutputs(Part):
     grammar: str | None = None
     """EBNF of xgrammar or llama.cpp, or Lark of llguidance."""
     json_object: bool | None = None
-    """With true, the answer must be a JSON object, which may be any."""
+    """If true, the answer must be a JSON object, of any content."""
     structural_tag: str | dict[str, Any] | None = None
     """xgrammar's structural tags: formats of parts of an answer."""
 
@@ -68,7 +68,7 @@ class JsonSchemaFormat(Part):
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Ignored, because the schema is enforced whatever the value is."""
+    """Ignored, because the schema is always enforced."""
 
 
 class ResponseFormat(Part):
@@ -84,8 +84,8 @@ class ResponseFormat(Part):
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise invalid("response_format.json_schema", "belongs to type 'json_schema', which needs it")
         if self.type == "json_object" and (self.model_extra or {}).get("schema") is not None:
-            # A schema in this place is refused: some servers accept it there, and ignoring it silently would give wrong
-            # answers.
+            # A schema directly in this object is refused: some servers accept a schema here, so clients may send it,
+            # and if it were ignored silently, answers would be wrong.
             raise invalid("response_format", "has a 'schema', which belongs to type 'json_schema'")
         spec = self.spec()
         if spec is not None and len(spec.text) > MAX_GRAMMAR_CHARS:
@@ -93,7 +93,7 @@ class ResponseFormat(Part):
         return self
 
     def unknown(self) -> Mapping[str, Any]:
-        """See `Part`; fields of a structural tag are not unknown, because xgrammar defines them."""
+        """See `Part`; the fields of a structural tag count as known, because xgrammar defines and checks them."""
         return {} if self.type == "structural_tag" else super().unknown()
 
     def spec(self) -> GrammarSpec | None:

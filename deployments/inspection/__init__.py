@@ -1,1 +1,1 @@
-"""`wingbeat inspect`: shows what a checkpoint holds."""
+"""`wingbeat inspect`: shows what a checkpoint contains."""

@@ -1,8 +1,8 @@
 """Advice of `wingbeat inspect MODEL --advise`: which drafters exist for a model, and what a draft head would gain.
 
-Heads are searched in the model's own checkpoint, beside the checkpoint, and by name patterns on the Hugging Face hub.
-Expected speeds are computed from the bytes that a round reads and the GPU's measured copy rate; no weights are loaded
-or downloaded.
+Draft heads are searched for in the model's own checkpoint, among the heads that come with Wingbeat, and by name
+patterns on the Hugging Face hub. Expected speeds are computed from the bytes that a round reads and the GPU's measured
+copy rate; no weights are loaded or downloaded.
 """
 
 import re
@@ -27,32 +27,32 @@ KINDS_BY_NAME = (
     (r"p-?eagle|parallel-?eagle", "P-EAGLE"),
     (r"speculator", "speculator"),
 )
-"""Patterns of repositories' names on the hub, and the kind of head that such a repository usually holds; the first
-matching pattern counts.
+"""Patterns of the names of repositories on the hub; each with the kind of head that such a repository usually contains.
+The first pattern that matches a name decides.
 """
 MOST_REPOSITORIES, MOST_ASKED = 8, 200
 HUB_S = 10.0
 LENGTHS = (1.5, 2.5, 3.5)
-"""Acceptance lengths, in tokens per verified draft, for which speeds are computed."""
+"""Acceptance lengths, in tokens per round, for which speeds are computed."""
 NUM_DRAFTED = 5
 DTYPE = torch.bfloat16
-"""Dtype that is assumed for heads and for models that are not quantised."""
+"""Dtype that is assumed for draft heads, and for models that are not quantised."""
 HEAD_VOCABULARY = 32_000
 """Number of tokens of a usual draft vocabulary."""
 
 
 class Head(NamedTuple):
-    """A drafter that exists for a model."""
+    """A drafter that is available for a model."""
 
     drafter: str
     """Value of `--drafter`."""
     kind: str
     found: str
-    """Where the drafter was found, for people to read."""
+    """Where the drafter was found, as text for display."""
 
 
 class Expectation(NamedTuple):
-    """Expected speeds of a single request on a GPU, if each round lasts as long as reading its weights."""
+    """Expected speeds of a single request on a GPU, if each round takes as long as it takes to read the weights."""
 
     round_bytes: int
     head_bytes: int
@@ -84,8 +84,8 @@ def advise(source: str | Path, device: torch.device) -> dict[str, Any]:
 
 
 def _own_heads(source: str | Path, folder: Path) -> Iterator[Head]:
-    """Yield drafters that need no download: prediction modules of the checkpoint, and the head that comes with
-    Wingbeat.
+    """Yield the drafters that need no download: prediction modules in the model's checkpoint, and the head that comes
+    with Wingbeat.
     """
     config = read_config(folder).get_text_config()
     modules = [name for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if getattr(config, name, 0)]
@@ -98,7 +98,8 @@ def _own_heads(source: str | Path, folder: Path) -> Iterator[Head]:
 
 
 def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | None]:
-    """Search the hub for repositories whose names match a draft head for this model, most downloaded first.
+    """Search the hub for repositories whose names look like a draft head for this model; the most downloaded come
+    first.
 
     Returns:
         the heads, and the reason why the hub could not be searched, or None.
@@ -130,8 +131,8 @@ def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | Non
 
 
 def expectation(folder: Path, device: torch.device) -> Expectation:
-    """Compute speeds from the bytes that a round reads: the model's weights once, and the head's weights once per
-    drafted level.
+    """Compute speeds from the bytes that a round reads. A round reads the model's weights once, and the head's weights
+    once for each level of the draft tree.
     """
     config = read_config(folder)
     with torch.device("meta"):
@@ -151,7 +152,9 @@ def expectation(folder: Path, device: torch.device) -> Expectation:
 
 
 def _packed_bytes(folder: Path, config: Any) -> int | None:
-    """Return the bytes of quantised weights; None for plain weights and for files that are not on this machine."""
+    """Return the bytes of a model's quantised weights; None if the weights are not quantised, or if the files are not
+    on this machine.
+    """
     quantised = getattr(config, "quantization_config", None) is not None
     names = ("*.gguf", "*.safetensors") if quantised else ()
     return sum(file.stat().st_size for name in names for file in folder.glob(name)) or None

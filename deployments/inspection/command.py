@@ -1,4 +1,5 @@
-"""`wingbeat inspect`: shows what a checkpoint folder or an engine directory holds, and how it drafts for a verifier.
+"""`wingbeat inspect`: shows what a checkpoint folder or an engine directory contains, and how well a drafter in it
+drafts for a verifier.
 
 The command reads configs and tensor shapes. Weights are loaded only to probe a model and to test a drafter.
 """
@@ -39,11 +40,11 @@ _TOKEN_MAPS = ("d2t", "t2d")
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _DEFAULT_NUM_TAPS = 3
 _DEEP = 1024
-"""Number of layers assumed for an unknown verifier. The number is higher than any model's, so that all interpretations
-of layer ids stay possible.
+"""Number of layers assumed for an unknown verifier. No model has so many layers, so no interpretation of layer ids is
+excluded.
 """
 _OF_MODULES = [kind for kind in KINDS.values() if kind.modules is not None]
-"""Kinds of drafters that are modules in a verifier's checkpoint."""
+"""Kinds of drafters whose weights are modules in a verifier's checkpoint."""
 _AT_ONCE = 16
 """Number of sequences that the self-test's engine runs at once."""
 
@@ -105,7 +106,8 @@ def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dt
     """Return findings about a draft head's folder.
 
     Args:
-        target: the verifier, which decides what the head's config leaves open; None if the verifier is unknown.
+        target: description of the verifier, from which details that the head's config does not specify are derived;
+            None if the verifier is unknown.
         dtype: dtype in which the head would be served.
 
     Raises:
@@ -144,7 +146,8 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
         ValueError, OSError: transformers does not know the config.
     """
     target = TargetDescription.from_checkpoint(folder)
-    # The config is read as a dictionary, because some configs raise for attributes that differ from layer to layer.
+    # The config is read as a dictionary, because some config classes raise an error for attributes that differ from
+    # layer to layer.
     config, tensors = target.config.to_dict(), read_shapes(folder)
     probe, kv_numbers, held = _probe(folder, dtype, device, eight_bits)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -178,8 +181,8 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
     """Return the findings that heads and models have in common.
 
     Args:
-        parameters, num_served: number of parameters in the files, and in memory when served.
-        kv_numbers: numbers in the KV cache per token.
+        parameters, num_served: number of parameters in the files, and number of parameters in memory when served.
+        kv_numbers: how many numbers a token takes in the KV cache.
     """
     memory = {
         "dtype": str(dtype).removeprefix("torch."),
@@ -199,7 +202,9 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
 
 
 def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]) -> Findings:
-    """Return the readings of a head's weights that its files allow; the first reading is the likeliest."""
+    """Return the readings of the head's weights (see `HeadConvention`) that its files allow; the first reading is the
+    likeliest.
+    """
     fields = HeadConvention._fields
     return {
         "likeliest": readings[0]._asdict(),
@@ -212,8 +217,8 @@ def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]
 def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Findings:
     """Return the readings if the verifier is unknown.
 
-    The meaning of layer ids and defaults depends on the verifier's number of layers, so that more readings are
-    possible.
+    The meaning of layer ids and of defaults depends on the verifier's number of layers, so more readings are possible
+    than for a known verifier.
     """
     given = stated(checkpoint.raw)
     if given is not None:
@@ -225,7 +230,7 @@ def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Fi
 
 
 def _source(checkpoint: HeadCheckpoint) -> str:
-    """Return in words where the tapped layers are specified."""
+    """Return a text that states where the tapped layers are specified."""
     ids, name_outputs = aux_layer_ids(checkpoint.raw)
     if checkpoint.layout.family is Family.EAGLE1:
         return "the output of the verifier's final norm"
@@ -248,7 +253,7 @@ def _num_taps(checkpoint: HeadCheckpoint) -> int:
 def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
     """Return the hidden size of the verifier, computed from the width of `fc`.
 
-    The input of `fc` is the taps, or a token's embedding and one hidden state.
+    The input of `fc` is either the tapped hidden states, or a token's embedding and one hidden state.
     """
     width = checkpoint.shapes.get("fc.weight", (0, 0))[-1]
     return width // (2 if checkpoint.layout.family is Family.EAGLE1 else _num_taps(checkpoint))
@@ -257,12 +262,12 @@ def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
 def _probe(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool) -> tuple[Findings, int, int]:
     """Probe whether a model can be the verifier.
 
-    Returns the findings with runs of equal layers, the numbers in its KV cache per token, and the bytes of its weights,
-    both 0 if it cannot be a verifier.
+    Returns the findings with runs of equal layers, the count of numbers that a token takes in the KV cache, and the
+    bytes of the weights. The last two are 0 if the model cannot be a verifier.
     """
     try:
         loaded = load_model(folder, dtype, device, eight_bits=eight_bits)
-    except ValueError as error:  # such as an UnsupportedModelError, or no causal LM of this kind
+    except ValueError as error:  # for example an UnsupportedModelError, or transformers has no causal LM of this kind
         return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0, 0
     groups: list[Findings] = []
     for index, layer in enumerate(loaded.layers):
@@ -291,7 +296,9 @@ def _count(shapes: Iterable[tuple[int, ...]]) -> int:
 def _try(
     config: InspectConfig, folder: Path, found: Findings, target: TargetDescription, open_engine: OpenEngine
 ) -> Findings:
-    """Test the folder as a drafter of the verifier, even if it may not suit the verifier, and return findings."""
+    """Test the folder as a drafter of the verifier and return findings. The test is made even if the drafter may not
+    suit the verifier.
+    """
     drafter, kind = str(folder), "draft_model" if found["kind"] == "model" else found["kind"]
     if folder.resolve() == target.path.resolve():
         own = next((kind.name for kind in _OF_MODULES if found[kind.name] is not None), None)

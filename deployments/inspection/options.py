@@ -8,7 +8,7 @@ from wingbeat.deployments.options.model_options import LoadOptions
 
 
 class InspectConfig(LoadOptions):
-    """Options of `wingbeat inspect`, without the folder."""
+    """Options of `wingbeat inspect`, except the folder, which is an argument."""
 
     model: Path | None = Field(
         None,

@@ -11,7 +11,7 @@ Findings = dict[str, Any]
 
 
 def layers_table(groups: list[Findings]) -> Table:
-    """Return the table of runs of layers with equal attention."""
+    """Return the table of a model's layers; successive layers with equal attention form one row."""
     table = Table("layers", "heads", "KV heads", "key size", "value size", "window", title="Attention")
     for group in groups:
         span = str(group["first"]) if group["first"] == group["last"] else f"{group['first']}-{group['last']}"
@@ -21,7 +21,7 @@ def layers_table(groups: list[Findings]) -> Table:
 
 
 def readings_table(chosen: Findings, readings: list[Findings]) -> Table:
-    """Return the table of the acceptance of each reading of a head, which also shows the chosen reading."""
+    """Return a table with the acceptance of each reading of a head; the table also shows which reading was chosen."""
     differing = [name for name in chosen if len({reading["convention"][name] for reading in readings}) > 1]
     table = Table("", *differing, "tokens per chain", "accepted by depth", title="Readings of the head")
     for reading in readings:
@@ -33,7 +33,7 @@ def readings_table(chosen: Findings, readings: list[Findings]) -> Table:
 
 
 def self_test_table(test: Findings, verifier: str) -> Table:
-    """Return the table of the acceptance of a drafter's chains, by depth."""
+    """Return a table with the acceptance of a drafter's chains at each depth."""
     outcome = "passed" if test["passed"] else f"[red]below {LEAST_ACCEPTANCE} at the first position: refused[/red]"
     title = f"Self-test with {verifier}: {outcome}"
     caption = f"{test['acceptance_length']:.2f} tokens per draft"

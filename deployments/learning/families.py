@@ -10,7 +10,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, row
 
 
 def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Yield the metrics about decisions on versions of the head, and the learner's figures."""
+    """Yield the metrics about decisions on versions of the draft head, and about the learner."""
     yield counter(
         "wingbeat_head_decisions",
         "Versions of the draft head promoted, rejected, rolled back and refused, the same for all engines of a fleet.",

@@ -11,7 +11,7 @@ from wingbeat.runtime.learning.head_versions import HeadLedger
 
 
 def learning_root(config: AppConfig) -> Path:
-    """Return the folder of this pair of verifier and head, which no other pair shares.
+    """Return the folder for this pair of verifier and draft head; each pair has a different folder.
 
     Raises:
         FileNotFoundError: the verifier or the head has no config.json or no weights.
@@ -32,12 +32,12 @@ def ledger_of(config: AppConfig) -> HeadLedger:
 
 
 def rounds_folder(config: AppConfig) -> Path:
-    """Return the folder of the rounds that the learner trains on; raises the errors of `learning_root`."""
+    """Return the folder that contains the rounds on which the learner trains; raises the errors of `learning_root`."""
     return learning_root(config) / "rounds"
 
 
 def said_at_start(config: AppConfig) -> str:
-    """Return the line for the operator at the start of a server that states which data is stored, and where."""
+    """Return the line, printed for the operator when a server starts, that states which data is stored and where."""
     options = config.learn
     if not options.trains:
         return f"versions of the draft head are followed from {learning_root(config)}; nothing is stored of requests"

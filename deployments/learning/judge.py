@@ -1,4 +1,6 @@
-"""Rolls back a version of the head whose drafts are accepted less often than those of the version before."""
+"""Rolls back a version of the draft head if its drafts are accepted less often than the drafts of the version before
+it.
+"""
 
 import asyncio
 import contextlib
@@ -16,13 +18,14 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 SHOWN = ("promoted", "rejected", "rolled_back", "refused")
 JUDGED_ROUNDS = 20_000
-"""Number of rounds after which a version is no longer judged, because later differences reflect the text more than the
-head.
+"""Number of rounds after which a version is no longer judged, because later differences come more from the texts than
+from the head.
 """
 
 
 class HeadJudge:
-    """Judge beside one engine. The first judge of a fleet that finds a version worse rolls it back for all engines.
+    """Judge of head versions, one for each engine. The first judge of a fleet that finds a version worse than the
+    version before rolls it back for all engines.
 
     The counts of all engines are added up in the ledger's folder, so that no counts are lost when an engine restarts.
 
@@ -35,7 +38,7 @@ class HeadJudge:
         self._counts, self._since = HeadCounts(ledger.folder), CountedSince()
         self._unreadable = False
         self.said: dict[str, Any] = {"decisions": {}, "learner": None}
-        """Figures for metrics: counts of decisions by kind, and the learner's own figures."""
+        """Figures for metrics: the counts of decisions by kind, and the figures that the learner reports."""
 
     def _read(self) -> tuple[Ledger, dict[str, Any] | None]:
         return self._ledger.read(), learner_figures(self._ledger.folder)
@@ -48,7 +51,7 @@ class HeadJudge:
                 await self.look()
 
     async def look(self) -> None:
-        """Judge the served version, if there is a version before it."""
+        """Judge the served version; does nothing if there is no version before it."""
         try:
             ledger, learner = await asyncio.to_thread(self._read)
         except LedgerError as error:

@@ -1,5 +1,5 @@
-"""The single learner of all replicas that share a folder. The replica that holds the folder's lock keeps the learner
-running.
+"""Runs the learner. All replicas that share a folder have a single learner, which is kept running by the replica that
+holds the folder's lock.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.learning.learner_process"
 LOCK = "learner.lock"
 LOOK_S = 5.0
-"""Seconds between two attempts to get the lock, which is free if the replica that ran the learner is gone."""
+"""Seconds between two attempts to get the lock. The lock becomes free when the replica that ran the learner is gone."""
 CORES_BUSY = 2.0
-"""Load average per core at which the learner pauses, by default."""
+"""Default of the load average per core at which the learner pauses."""
 
 
 class LearnerHost:
@@ -81,7 +81,7 @@ def start_learner(settings: dict) -> ChildProcess:
     """Start a learner's process with the fields of `LearnerSettings`."""
     read, write = os.pipe()
     try:
-        # The write does not wait until the child reads, because a pipe holds 64 KiB.
+        # The write does not block until the child reads, because the settings are shorter than a pipe's 64 KiB.
         os.write(write, json.dumps(settings).encode())
         os.close(write)
         env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **compiler_env()}

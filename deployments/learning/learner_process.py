@@ -15,8 +15,8 @@ from wingbeat.runtime.learning.settings import LearnerSettings
 
 logger = logging.getLogger(__name__)
 NICENESS = 19
-"""Lowest priority of the normal scheduling class. The idle class is not used, because the process could then get no CPU
-time while it holds locks.
+"""Lowest priority of the normal scheduling class. The idle scheduling class is not used: the process might then get no
+CPU time while it holds locks, and other processes would wait for the locks.
 """
 
 

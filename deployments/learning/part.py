@@ -27,7 +27,9 @@ bodies = "wingbeat.deployments.learning.routes:BODIES"
 
 
 def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFigures]]") -> "ReplicaLearning | None":
-    """Return the judge of head versions with the host of the learner; None unless `learn` is set."""
+    """Return the `ReplicaLearning` (judge of head versions and host of the learner); None unless the setting `learn` is
+    given.
+    """
     if config.learn is None:
         return None
     from wingbeat.deployments.learning.replica_learning import ReplicaLearning
@@ -36,14 +38,18 @@ def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFi
 
 
 def refuses_weights(config: "AppConfig") -> str | None:
-    """Return why other weights of the verifier cannot be served with a learner; None if there is no learner."""
+    """Return the reason why other verifier weights cannot be served while there is a learner; None if there is no
+    learner.
+    """
     if not learns(config):
         return None
     return "learn trains the head for the weights that the settings name: set trains to false in learn to push others"
 
 
 def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecording | None":
-    """Return a recording that stores rounds in the learner's ring; None if no head is trained."""
+    """Return a recording that stores rounds in the ring of files from which the learner reads; None if no head is
+    trained.
+    """
     if not learns(config):
         return None
     from wingbeat.deployments.learning.rounds import record_rounds
@@ -52,14 +58,14 @@ def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecordi
 
 
 def keeps_weak_head(config: "AppConfig") -> bool | None:
-    """Return True if a weak head is acceptable, because it is being trained and adaptive speculation skips drafts that
-    do not pay.
+    """Return True if a weak head is acceptable, because the head is being trained, and because adaptive speculation
+    makes no drafts that do not pay.
     """
     return True if learns(config) and config.adaptive is not False else None
 
 
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
-    """Make a drafter load each version of its head that is served."""
+    """Make a drafter load each version of its head as soon as the version is served."""
     if config.learn is None:
         return
     from wingbeat.deployments.learning.folder import ledger_of

@@ -1,4 +1,4 @@
-"""A replica's part in learning: every replica judges the served version, and one of the replicas runs the learner."""
+"""A replica's part in learning: each replica judges the served version, and one of the replicas runs the learner."""
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine

@@ -9,7 +9,7 @@ from wingbeat.runtime.recordings.ring import RingWriter, RoundRing
 
 
 def record_rounds(config: AppConfig, engine: Any) -> TrafficRecording:
-    """Return a recording that is ready to observe an engine; files are created with the first round.
+    """Return a recording that can observe an engine; its files are created when the first round is recorded.
 
     Raises:
         ValueError: the engine is not Wingbeat's own.

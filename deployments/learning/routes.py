@@ -28,8 +28,8 @@ REPAIR_PATH = DRAFTER_PATH + "/repair"
 INCOMING = "incoming"
 """Subfolder of the ledger's folder for heads that operators provide."""
 TOLD_S, LOOK_S = 10.0, 0.2
-"""Maximum seconds to wait until drafters have refused a version that does not fit (they must first read it), and
-seconds between two looks.
+"""TOLD_S: maximum seconds to wait for drafters to refuse a version that does not fit, which they can do only after
+reading it. LOOK_S: seconds between two checks whether a drafter has refused.
 """
 FILES = ("config.json", "mask_embedding.pt", "model.safetensors", "model.safetensors.index.json")
 _INNER = {"folder", "digest", "promotions"}
@@ -44,7 +44,9 @@ class PromoteBody(RequestBody):
     version: int | None = Field(None, ge=0)
     """Number of an existing version."""
     folder: str | None = Field(None, min_length=1, max_length=4096)
-    """Alternative to `version`: a head's folder below `incoming` in the folder of the versions."""
+    """Alternative to `version`: path of a head's folder below the subfolder `incoming` of the folder with the
+    versions.
+    """
     verifier: str | None = None
     """Refused, because weights of the verifier are pushed by /v1/weights/update."""
     reason: str = Field("an operator asks for it", max_length=1024)
@@ -76,14 +78,14 @@ class HeadVersions:
         return {"object": "drafter", **_card(ledger, snapshot), "learner": learner, "folder": str(self.ledger.folder)}
 
     async def drafting(self) -> int:
-        """Return the version that most engines draft with; 0 without metrics."""
+        """Return the version with which most engines draft; 0 if there are no metrics."""
         snapshot = None if self.fleet is None else await self.fleet.snapshot()
         drafting = Counter(figures["head_version"] for figures in (snapshot.engines if snapshot else {}).values())
         return drafting.most_common(1)[0][0] if drafting else 0
 
 
 BODIES = {PROMOTE_PATH: PromoteBody, ROLLBACK_PATH: RollbackBody, REPAIR_PATH: RepairBody}
-"""Body classes of the endpoints that change the served version, by path. The endpoints are for operators."""
+"""Body class of each endpoint that changes the served version, by path. These endpoints are for operators only."""
 
 
 def add_router_routes(app: FastAPI, fronts: Sequence[Any]) -> None:
@@ -153,7 +155,7 @@ async def _not_refused(ledger: HeadLedger, number: int, param: str) -> None:
     """Wait until drafters have loaded or refused a version, but at most `TOLD_S`.
 
     Raises:
-        ApiError: a drafter has refused the version; the error gives the reason.
+        ApiError: a drafter has refused the version; the error contains the reason.
     """
     deadline = asyncio.get_running_loop().time() + TOLD_S
     while asyncio.get_running_loop().time() < deadline:
@@ -171,7 +173,8 @@ def _incoming(ledger: HeadLedger, name: str) -> Path:
         root, source = root.resolve(), (root / name).resolve()
         if source.is_relative_to(root) and (source / "config.json").is_file():
             return source
-    except (ValueError, OSError, RuntimeError) as error:  # such as a NUL, too long a name, a cycle of links
+    # for example for a NUL, a name that is too long, or a cycle of links
+    except (ValueError, OSError, RuntimeError) as error:
         raise invalid("folder", f"must be a head's folder below {root}: {error}") from None
     raise invalid("folder", f"must be a head's folder below {root}")
 
@@ -207,7 +210,7 @@ def _card(ledger: Ledger, snapshot: FleetSnapshot | None) -> dict[str, Any]:
 
 
 def _acceptance(counts: Accepted | None) -> dict[str, Any] | None:
-    """Return tokens per round with a 95 % interval, and counts; None if no drafts were verified."""
+    """Return the mean tokens per round with its 95 % interval, and the counts; None if no drafts were verified."""
     if counts is None or not counts.rounds:
         return None
     half = SIGMAS * counts.error

@@ -68,7 +68,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 Learning = Annotated[LearnOptions | None, BeforeValidator(_from_command_line)]
-"""Type of the setting `learn`: true, a mapping, or text of either on the command line."""
+"""Type of the setting `learn`: true or a mapping; on the command line, the text of either."""
 _DESCRIPTION = (
     "Train the draft head on served requests, and replace it when a new version is measurably better: true, or JSON "
     'such as {"core_share": 0.5}. Fields: dir, max_bytes, expire_s (seconds), share (of the requests), trains, '
@@ -86,7 +86,7 @@ def check_settings(config: "AppConfig") -> None:
     """Refuse settings that cannot be combined with `learn`.
 
     Raises:
-        ValueError: one line that says why.
+        ValueError: the message is one line that gives the reason.
     """
     if config.learn is None:
         return
@@ -105,7 +105,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return whether the settings ask for learning, and words that name the setting."""
+    """Return, for the feature of learning, whether the settings turn it on, and words that name the setting."""
     return {LEARN: (config.learn is not None, "learn is given")}
 
 

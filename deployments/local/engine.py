@@ -37,14 +37,15 @@ class LocalConfig(ModelOptions):
     )
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Limits for `max_num_seqs` sequences.
+        """Return the limits for `max_num_seqs` sequences.
 
-        The number of KV blocks follows from the memory budget; without a budget it is the number that these sequences
-        can need.
+        If a memory budget is set, the number of KV blocks follows from the budget; otherwise it is the largest number
+        that these sequences can need.
         """
         max_model_len = self.max_model_len or min(_num_positions(self.model_dir()), DEFAULT_MAX_MODEL_LEN)
         limits = self._engine_config(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        # For an engine directory the built length is the limit, and the KV cache has no blocks to count.
+        # For an engine directory, the maximum length is the length for which the engine was built, and the KV cache has
+        # no blocks to count.
         if self.engine_dir is not None or self.kv_cache_memory_bytes is not None:
             return replace(limits, lower_max_model_len=self.max_model_len is None)
         return replace(limits, num_kv_blocks=1 + max_num_seqs * limits.max_blocks_per_seq)
@@ -66,7 +67,9 @@ class LocalConfig(ModelOptions):
 
 
 OpenEngine = Callable[[LocalConfig, int], "LLM"]
-"""Opens an engine for a configuration and a number of concurrent sequences; tests replace it."""
+"""Function that opens an engine for a configuration and a maximum number of concurrent sequences; tests pass a
+different function.
+"""
 
 
 def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
@@ -90,7 +93,7 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
 
 
 def check_device(device: str) -> None:
-    """Raise UserError, one line with the reason, if a GPU is requested and torch sees none."""
+    """Raise UserError if a GPU is requested and torch finds none; the message is one line with the reason."""
     import torch
 
     from wingbeat.cluster.gpu_driver import driver_problem

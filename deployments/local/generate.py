@@ -58,7 +58,9 @@ class Generated(NamedTuple):
     text: str
     """Text of the answer; empty if the model has no tokenizer."""
     token_ids: list[int]
-    """Token ids up to and including the token that completed a stop string."""
+    """Generated token ids. If a stop string ended the answer, the last id is the token that completed the stop
+    string.
+    """
     finish_reason: FinishReason
     metrics: SpeculationMetrics | None
     """Speculation figures; None if a stop string ended the answer before the engine had reported any."""
@@ -98,7 +100,7 @@ def run_prompt(
     stops: tuple[str, ...],
     on_text: Callable[[str], None] | None,
 ) -> Generated:
-    """Generate from one prompt; `on_text` is called with every piece of text as soon as the piece is final.
+    """Generate from one prompt; `on_text` is called with each piece of text as soon as the piece can no longer change.
 
     Raises:
         UserError: the engine refuses the prompt, or stop strings are given for a model without tokenizer.

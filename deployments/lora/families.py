@@ -13,7 +13,9 @@ LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
 def lora_requests(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Yield vLLM's metric of adapters in use, whose value is the time of the reading."""
+    """Yield vLLM's metric of adapters in use. Its labels name the adapters; its value is the time at which the figures
+    were read.
+    """
     found = list(rows(snapshot, figure("request_labels")))
     values = (((*labels, *(loras[name] for name in LORA_LABELS)), time.time()) for labels, loras in found)
     yield gauge("vllm:lora_requests_info", "LoRA adapters of requests, in labels.", (*LABELS, *LORA_LABELS), values)

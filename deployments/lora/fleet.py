@@ -1,5 +1,5 @@
-"""LoRA adapters by the names that requests use, in routers and replicas. Each request carries the data by which an
-engine finds the files of the request's adapter.
+"""LoRA adapters by the names that requests use, in routers and replicas. Each request contains the data that an engine
+needs to find the files of the request's adapter.
 """
 
 from wingbeat.deployments.fleet.catalog import VARIANTS
@@ -12,7 +12,7 @@ class AdapterRefused(ValueError):
 
 
 class AdapterExists(ValueError):
-    """Another adapter already has the name."""
+    """The name already belongs to another adapter."""
 
 
 class FleetAdapters(FleetNames[Variant]):
@@ -21,7 +21,7 @@ class FleetAdapters(FleetNames[Variant]):
     kind = VARIANTS
 
     async def load(self, name: str, path: str, in_place: bool = False) -> Variant:
-        """Have every engine read and check an adapter, then allow requests to use it.
+        """Make every engine read and check an adapter, then allow requests to use the adapter.
 
         Args:
             in_place: whether an existing adapter of that name may be replaced.

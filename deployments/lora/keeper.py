@@ -1,4 +1,4 @@
-"""Adapters of an engine by the names that requests use."""
+"""Holds an engine's adapters by the names that requests use."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -37,19 +37,22 @@ class AdapterKeeper:
                 return None, f"{path} is not below lora_update_dir"
             adapter = self._adapters.inspect(name, root / path)
             self._adapters.resident.warm(adapter)
-        except (ValueError, OSError, RuntimeError) as error:  # errors of a path, such as a cycle of links
+        # the path may cause other errors too, for example by a cycle of links
+        except (ValueError, OSError, RuntimeError) as error:
             return None, str(error)
         return adapter, ""
 
     def open(self, variants: Iterable[Variant] = ()) -> tuple[Variant, ...]:
-        """Bind the adapters of the settings; there are no others at the start, because engines do not store adapters on
-        disk.
+        """Bind the adapters of the settings. At the start there are no other adapters, because engines do not store
+        adapters on disk.
         """
         self._named = {adapter.name: adapter for adapter in variants}
         return ()
 
     def keep(self, entries: Iterable[tuple[str, int, Variant | None]]) -> None:
-        """Bind names to adapters; the adapter None removes a name. Running sequences keep their adapter."""
+        """Bind names to adapters; for a name whose adapter is None, remove the name. Running sequences keep their
+        adapter.
+        """
         before = self._named
         now = before | {name: adapter for name, _, adapter in entries}
         self._named = {name: adapter for name, adapter in now.items() if adapter is not None}
@@ -64,7 +67,7 @@ class AdapterKeeper:
 
 
 def load_none(name: str, path: str) -> tuple[None, str]:
-    """Refuse an adapter; takes the place of `AdapterKeeper.load` in an engine without room for adapters."""
+    """Refuse an adapter; used instead of `AdapterKeeper.load` in an engine that has no slots for adapters."""
     return None, LOADS_NONE
 
 
@@ -73,11 +76,11 @@ def _digests(named: Mapping[str, Variant]) -> set[str]:
 
 
 def keepers(config: AppConfig, engine: "Engine") -> dict[str, AdapterKeeper]:
-    """Return the keeper of adapters, if the engine has room for adapters."""
+    """Return the keeper of adapters if the engine has slots for adapters, else an empty dict."""
     adapters = engine.loaded.parts.get("adapters")
     return {} if adapters is None else {VARIANTS: AdapterKeeper(adapters, config.lora_update_dir)}
 
 
 def operations(keepers: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Return the operation by which routers have an engine read an adapter."""
+    """Return the operation by which a router makes an engine read an adapter."""
     return {"load_adapter": getattr(keepers.get(VARIANTS), "load", load_none)}

@@ -10,15 +10,15 @@ from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
 
 ENGINES_S = 60.0
-"""Maximum seconds to wait for an engine that can read an adapter, because a starting router is not connected to engines
-yet.
+"""Maximum seconds to wait for an engine that can read an adapter. A wait may be needed, because a router that has just
+started is not yet connected to engines.
 """
 POLL_S = 0.5
 
 
 class NamedAdapters:
-    """Adapters of `user_config` that one router has applied. All routers apply them independently; applying an adapter
-    again has no effect.
+    """Adapters of `user_config` that one router has applied. Each router applies them independently; applying an
+    adapter a second time changes nothing.
 
     Args:
         fronts: the router's models.
@@ -47,8 +47,8 @@ class NamedAdapters:
             del self._paths[name]
 
     def _problem_of(self, adapters: Mapping[str, str]) -> str | None:
-        """Return why these adapters cannot be served, apart from the content of their folders; None if no reason is
-        known.
+        """Return the reason why these adapters cannot be served, as far as it is known without reading their folders;
+        None if no reason is known.
         """
         if not adapters:
             return None

@@ -30,7 +30,7 @@ def surface(config: "AppConfig") -> dict[str, Any]:
 
 
 def add_routes(app: "FastAPI", models: "ServedModels") -> None:
-    """Add `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, if a model allows loading."""
+    """Add `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` if the settings of at least one model allow loading."""
     if any(service.of_parts.get("loads_adapters") for service in models):
         from wingbeat.deployments.lora.routes import add_adapter_routes
 
@@ -38,7 +38,7 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def variants(config: "AppConfig", engine: "Engine") -> "tuple[Variant, ...]":
-    """Return the adapters of the settings, and load as many of them as the engine holds."""
+    """Return the adapters of the settings; also load as many of them as the engine has slots for."""
     adapters = engine.loaded.parts.get("adapters")
     folders = (config.lora_modules or {}).items()
     served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in folders)

@@ -36,7 +36,7 @@ class UnloadAdapterBody(RequestBody):
 
 
 BODIES = {LOAD_PATH: LoadAdapterBody, UNLOAD_PATH: UnloadAdapterBody}
-"""Body of each path; the paths are for operators."""
+"""Body class of each path; the paths are for operators only."""
 
 
 def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:

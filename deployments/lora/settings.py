@@ -43,7 +43,7 @@ def _named(adapters: Any) -> Any:
 
 
 Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterValidator(_named)]
-"""Type of the setting `lora_modules`: the folder of each adapter, by name; text on the command line."""
+"""Type of the setting `lora_modules`: a mapping from each adapter's name to its folder; on the command line, a text."""
 _field = partial(Field, json_schema_extra={"panel": FEATURES})
 _MODULES = _field(
     None,
@@ -68,11 +68,13 @@ SETTINGS = {
     "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Maximum rank of an adapter.")),
 }
 LIVE_SETTINGS = {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
-"""Live setting with adapters in addition to the adapters of the settings: by name, folders below `lora_update_dir`."""
+"""Live setting: adapters in addition to the adapters of the settings, as a mapping from each adapter's name to its
+folder below `lora_update_dir`.
+"""
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError, one line, for an adapter that cannot be served, or a path that is not a folder."""
+    """Raise ValueError, with a message of one line, if an adapter cannot be served or a path is not a folder."""
     for name, folder in (config.lora_modules or {}).items():
         if name in config.model_names():
             raise ValueError(f"lora_modules: the name {name!r} is that of the base model")
@@ -90,7 +92,9 @@ def variant_names(config: "AppConfig") -> tuple[str, ...]:
 
 
 def engine_limits(config: "AppConfig") -> dict[str, int]:
-    """Return the limits of an engine: no room for adapters if the settings enable no adapters."""
+    """Return the limits of an engine that concern adapters. If the settings do not enable adapters, there are no slots
+    for adapters.
+    """
     return {} if _serves_adapters(config) else {"max_loras": 0}
 
 

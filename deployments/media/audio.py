@@ -13,17 +13,19 @@ RATES = (4_000, 192_000)
 """Minimum and maximum sampling rate, in samples per second."""
 MOST_CHANNELS = 8
 LOUDEST = 32.0
-"""Maximum amplitude, in multiples of full scale (1). The spectrogram of much larger samples would overflow."""
+"""Maximum amplitude, in multiples of full scale (1). With much larger samples, the spectrogram would overflow."""
 _ENCODINGS = {"wav": {"PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}, "mp3": {"MPEG_LAYER_III"}}
 """Supported sample encodings of each file format, by libsndfile's names."""
 _BLOCK = 2**16
 """Frames decoded at a time."""
 _UNKNOWN_BYTES = 0xFFFFFFFF
-"""Value of the length field in the header of a WAV file that was written as a stream."""
+"""Value of the length field in the header of a WAV file that was written as a stream, when the length was not yet
+known.
+"""
 
 
 def decode_audio(data: bytes, audio_format: str | None, rate: int, max_seconds: float) -> np.ndarray:
-    """Returns the mean of the channels, resampled to `rate`: float32 [num_samples], where full scale is 1.
+    """Returns the audio as float32 [num_samples], where full scale is 1: the mean of the channels, resampled to `rate`.
 
     Args:
         audio_format: `wav` or `mp3` as declared by the request; None detects the format from the first bytes.
@@ -31,8 +33,8 @@ def decode_audio(data: bytes, audio_format: str | None, rate: int, max_seconds: 
         max_seconds: maximum duration.
 
     Raises:
-        MediaError: the format differs or is not supported, the file is damaged or too long, or its sampling rate,
-            number of channels or encoding is not supported.
+        MediaError: the format is not supported or differs from `audio_format`, the file is damaged or too long, or its
+            sampling rate, number of channels or encoding is not supported.
     """
     found = _format_of(data)
     if found is None or audio_format not in (None, found):
@@ -60,10 +62,12 @@ def _format_of(data: bytes) -> str | None:
 
 
 def _check_length(data: bytes) -> None:
-    """Raises MediaError if a WAV file is truncated, because libsndfile would read such a file without an error."""
+    """Raises MediaError if a WAV file is truncated, because libsndfile would read the rest of such a file without an
+    error.
+    """
     num_bytes = int.from_bytes(data[4:8], "little")
-    # The length field counts from the ninth byte. Some writers count the whole file instead, or a padding byte that is
-    # missing.
+    # The length field counts the bytes from the ninth byte on. Some writers count the bytes of the whole file instead,
+    # or count a padding byte that is missing.
     if len(data) < num_bytes != _UNKNOWN_BYTES:
         raise MediaError(f"is truncated: its header says {num_bytes} bytes, but it has {len(data)}")
 

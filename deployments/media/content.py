@@ -9,11 +9,11 @@ from wingbeat.deployments.media.source import AUDIO_FORMATS, MediaSource
 from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 
 _DETAILS = (None, "auto", "high", "original")
-"""Accepted values of `detail`. Images are always read at the model's full resolution, so that `low`, which asks for a
+"""Accepted values of `detail`. Images are always read at the model's full resolution, so `low`, which requests a
 reduced image, is refused.
 """
 _SOURCES = {"base64": "data", "url": "url"}
-"""For each type of a source of the Messages API: the field with the data."""
+"""For each type of source in the Messages API, the name of the field that contains the data."""
 
 
 Kind = Literal["image", "audio"]
@@ -80,7 +80,7 @@ def _content(kind: Kind, part: dict[str, Any], part_path: str, path: str, source
 def _inner(
     part: dict[str, Any], name: str, needed: str, path: str, optional: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], str]:
-    """Returns the object that a part holds under its own name, and the object's path.
+    """Returns the object that a part contains under the name of its type, and the path of the object.
 
     Unknown fields are ignored or refused, according to the setting `unknown_fields`.
     """
@@ -103,6 +103,6 @@ def _string(given: dict[str, Any], name: str, path: str) -> str:
 
 
 def _check_detail(given: dict[str, Any], path: str) -> None:
-    """Raises ApiError, 400, if `detail` asks for a reduced image."""
+    """Raises ApiError, 400, if `detail` requests a reduced image."""
     if given.get("detail") not in _DETAILS:
         raise unsupported(f"{path}.detail")

@@ -1,4 +1,4 @@
-"""Decodes images. An image with too many pixels is refused after only its header was read."""
+"""Decodes images. If an image has too many pixels, it is refused as soon as its header has been read."""
 
 import io
 
@@ -25,5 +25,5 @@ def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
     except MediaError:
         raise
     except Exception as error:
-        # Pillow's readers raise nearly any exception for a damaged file.
+        # Any exception is caught, because Pillow's decoders may raise nearly any exception for a damaged file.
         raise MediaError(f"is not an image that can be decoded; {', '.join(FORMATS)} are supported") from error

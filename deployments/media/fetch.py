@@ -1,7 +1,8 @@
 """Fetches images and audio from the hosts that an operator allows, and never from addresses in private networks.
 
 A host name is resolved once per connection. All of its addresses are checked, and the connection uses only the checked
-addresses, so that a second DNS answer cannot lead elsewhere. Each hop of a redirect is checked in the same way.
+addresses, so that a second DNS answer cannot lead to another address. Each hop of a redirect is checked in the same
+way.
 """
 
 import asyncio
@@ -90,7 +91,8 @@ class Fetcher:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, MediaError):
                 raise
-            # The text of the error is withheld, because the text could describe hosts that the caller cannot reach.
+            # The text of the error is not shown to the client, because it could describe hosts that the client cannot
+            # reach.
             raise MediaError(f"cannot be fetched: {type(error).__name__}") from error
 
     async def _follow(self, session: aiohttp.ClientSession, url: str) -> bytes:
@@ -132,8 +134,8 @@ class Fetcher:
             raise MediaError("contains a user name, which is not supported")
         if host.lower() not in self._limits.allowed_domains:
             raise MediaError("is at a host that is not in --allowed-media-domains")
-        # A host that is an IP address is checked here, because it is not resolved and the resolver's check does not
-        # apply.
+        # A host that is an IP address is checked here, because such a host is not resolved, so the resolver cannot
+        # check it.
         if _is_address(host) and not self._resolver.may_connect(host):
             raise MediaError("is at an address that is not public")
 

@@ -23,7 +23,7 @@ class MediaLimits:
     """Limits of one request's media, and of their memory in a router."""
 
     allowed_domains: frozenset[str] = frozenset()
-    """Hosts from which media may be fetched; if empty, nothing is fetched."""
+    """Hosts from which media may be fetched; if the set is empty, no media is fetched."""
     per_request: Mapping[str, int] = field(default_factory=PER_REQUEST.copy)
     max_bytes: int = 16 * 2**20
     """Maximum bytes of an image or audio file as sent or fetched."""
@@ -35,4 +35,6 @@ class MediaLimits:
     max_held_bytes: int = MAX_HELD_MEDIA_BYTES
     """Maximum bytes of decoded media over all running requests of a router."""
     max_audio_s: float = 600.0
-    """Maximum duration of an audio file in seconds. Decoding stops there, and the file is refused."""
+    """Maximum duration of an audio file in seconds. When a file exceeds the duration, decoding stops and the file is
+    refused.
+    """

@@ -1,4 +1,6 @@
-"""Makes the reader of a model's images or audio, or states why there is none; libraries are imported only if needed."""
+"""Makes the reader of a model's images or audio, or states why there is no reader. Libraries are imported only if a
+reader needs them.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -38,12 +40,16 @@ class MediaRefused(NamedTuple):
 
 
 def needs_torch(folder: Path) -> bool:
-    """Returns whether a checkpoint has an encoder of images or audio, whose preprocessing needs torch."""
+    """Returns whether a checkpoint has an encoder of images or audio. The preprocessing for such an encoder needs
+    torch.
+    """
     return any(ConfigFile.read(folder).fields.get(name) for name in ("vision_config", "audio_config"))
 
 
 def prompt_details(spans: Sequence[PromptSpan]) -> dict[str, int]:
-    """Returns `audio_tokens`, the number of prompt tokens that stand for audio; empty if there are no such tokens."""
+    """Returns a dict with `audio_tokens`, the number of prompt tokens that stand for audio; an empty dict if there are
+    no such tokens.
+    """
     num_tokens = sum(one.length for one in spans if one.kind == AUDIO)
     return {"audio_tokens": num_tokens} if num_tokens else {}
 

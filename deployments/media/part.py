@@ -1,4 +1,6 @@
-"""Hooks for images and audio. Commands import this module too, so that other modules are imported only when used."""
+"""Hooks for images and audio. Commands import this module too, so the other modules are imported only when they are
+used.
+"""
 
 settings = "wingbeat.deployments.media.settings:SETTINGS"
 ram_settings = ("max_media_memory_bytes",)

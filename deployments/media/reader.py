@@ -17,10 +17,12 @@ from wingbeat.runtime.media.processor import AudioProcessor, MediaProcessor, Rea
 from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 
 Decode = Callable[[bytes, MediaSource], Any]
-"""(bytes, source) -> decoded media for the model's processor; raises MediaError."""
+"""Function (bytes, source) -> decoded media for the model's processor; raises MediaError."""
 _PARTS = {IMAGE: "'text' and 'image_url' are", AUDIO: "'text', 'input_audio' and 'audio_url' are"}
 _AT_ONCE = 2
-"""Maximum number of files decoded at the same time, because decoding one file may need some hundred megabytes."""
+"""Maximum number of files decoded at the same time, because decoding a file may need some hundred megabytes of
+memory.
+"""
 
 
 class MediaReader:
@@ -95,7 +97,7 @@ class MediaReader:
         try:
             return self.processor.read(decoded)
         except ValueError as error:
-            # The model does not accept an image of this shape, for example a very narrow image.
+            # The model's processor does not accept an image of this shape, for example a very narrow image.
             raise MediaError(f"cannot be read by this model: {error}") from error
 
 

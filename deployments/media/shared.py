@@ -1,8 +1,8 @@
-"""Passes media from a replica to its engine's process in shared memory, so that the data need not go through their
+"""Passes media from a replica to its engine's process in shared memory, so that the data need not be sent through the
 link.
 
-The memory is a nameless memfd. The engine opens it through the replica's file descriptor in /proc, and the kernel frees
-the memory when both processes have closed it.
+The memory is a memfd, which has no name in the file system. The engine opens the memfd through the replica's file
+descriptor in /proc, and the kernel frees the memory when both processes have closed it.
 """
 
 import mmap
@@ -25,11 +25,11 @@ class SharedMedia(NamedTuple):
     path: str
     size: int
     media: tuple[MediaInput, ...]
-    """Media inputs in which each array is replaced by its place in the shared memory."""
+    """Media inputs in which each array is replaced by a `_Place`, its position in the shared memory."""
 
 
 class _Place(NamedTuple):
-    """Place of an array in the memory: offset in bytes, dtype and shape."""
+    """Position of an array in the shared memory: offset in bytes, dtype and shape."""
 
     offset: int
     dtype: str
@@ -37,8 +37,8 @@ class _Place(NamedTuple):
 
 
 def share_spans(sent: WireRequest) -> tuple[WireRequest, int]:
-    """Moves a request's media to shared memory; returns the request and the memory's file descriptor, for the caller to
-    close.
+    """Moves a request's media to shared memory; returns the request, and the file descriptor of the memory, which the
+    caller must close.
 
     Raises:
         OSError: there is not enough memory.
@@ -66,7 +66,7 @@ def share_spans(sent: WireRequest) -> tuple[WireRequest, int]:
 
 
 def attach_spans(sent: WireRequest) -> Request:
-    """Restores a request that `share_spans` has made, in the engine's process; arrays are mapped and not copied.
+    """Restores, in the engine's process, a request that `share_spans` has made; arrays are mapped and not copied.
 
     Raises:
         OSError, ValueError: the memory was freed, because the request has ended.

@@ -1,4 +1,6 @@
-"""Checks whether an engine's memory fits this machine, from the settings and the model's config alone."""
+"""Checks whether this machine has enough memory for an engine. The check needs only the settings and the model's
+config.
+"""
 
 from itertools import chain
 from math import prod
@@ -12,7 +14,7 @@ from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 _UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers")
-"""Config fields that only architectures have whose KV sizes cannot be computed from the usual fields."""
+"""Config fields that mark an architecture whose KV sizes cannot be computed from the usual fields."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per number, by name of the dtype."""
 GIB = 2**30
@@ -22,10 +24,10 @@ _INT64_BYTES = 8
 
 
 def check_memory(config: AppConfig, file: ConfigFile) -> None:
-    """Check that KV pool and weights fit into free memory, without importing torch.
+    """Check, without importing torch, that KV pool and weights fit into the free memory.
 
     Raises:
-        ValueError: KV pool or weights do not fit; one line that names the setting and a value that fits.
+        ValueError: KV pool or weights do not fit; the message is one line that names the setting and a value that fits.
     """
     engine, on_cpu = config.engine_config(), config.resolved_device() == "cpu"
     _check_budgets(config, on_cpu)
@@ -69,7 +71,9 @@ def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
 
 
 def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
-    """Check that the memory of slots fits. Block tables, and token histories for a drafter, are allocated at start."""
+    """Check that the memory of the sequences' slots fits into the machine's memory. Block tables, and token histories
+    for a drafter, are allocated at start.
+    """
     longest = LEAST_MODEL_LEN if engine.lower_max_model_len else engine.max_model_len
     tokens = longest if config.has_drafter() else 0
     num_bytes = engine.max_num_seqs * _INT64_BYTES * (tokens + longest // engine.block_size)
@@ -95,8 +99,8 @@ def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | Non
 
 
 def _weight_bytes(config: AppConfig, file: ConfigFile) -> int:
-    """Return the bytes of the weights once loaded; 0 if they are quantised, because headers do not state the loaded
-    size.
+    """Return the bytes of the weights once they are loaded. Returns 0 if the weights are quantised, because the files'
+    headers do not state the loaded size.
     """
     if file.quantization is not None:
         return 0

@@ -1,5 +1,5 @@
-"""Figures that the router measures at the client's side: latencies and ends of requests per engine, timings of an
-answer.
+"""Figures that the router measures as a client of the engines: latencies and finish reasons of requests for each
+engine, and timings of an answer.
 """
 
 import time
@@ -23,25 +23,27 @@ class ClientFigures:
     A request that moved to another engine counts for the engine that continued it.
 
     Args:
-        max_model_len: upper bound of the buckets of histograms of tokens.
+        max_model_len: upper bound of the buckets in histograms of numbers of tokens.
     """
 
     max_model_len: int
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     """Seconds from the request's arrival in the router to its first token."""
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
-    """Seconds per token after the first: k tokens that arrive together count k times, each with 1/k of the gap."""
+    """Seconds between successive tokens: if k tokens arrive together, they count as k values, each 1/k of the time
+    since the tokens before.
+    """
     time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
-    """Mean seconds per token after the first, per request."""
+    """Mean seconds per token after the first token; each request gives one value."""
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     prompt_tokens: Histogram | None = None
     generation_tokens: Histogram | None = None
     span_tokens: dict[str, int] = field(default_factory=dict)
     """Number of prompt tokens in media spans, by the span's kind."""
     max_tokens: Histogram | None = None
-    """`max_tokens` of requests."""
+    """Histogram of the values of `max_tokens`."""
     num_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
-    """`n` of requests, once per prompt."""
+    """Histogram of the values of `n`, with one value for each prompt."""
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
 
     def __post_init__(self) -> None:
@@ -125,7 +127,7 @@ class RouterFigures:
 
     Args:
         router_id: id of the router.
-        num_admitted: function that returns the number of choices that hold places now, in engines and in the queue.
+        num_admitted: function that returns the current number of choices that hold places, in engines and in the queue.
     """
 
     def __init__(self, router_id: str = "", num_admitted: Callable[[], int] = lambda: 0) -> None:
@@ -133,7 +135,7 @@ class RouterFigures:
         self.num_admitted = num_admitted
         self.num_reports = 0
         self.answers: dict[str, int] = {}
-        """Number of HTTP answers by status."""
+        """Number of HTTP answers for each status."""
         self._by_engine: dict[str, ClientFigures] = {}
 
     def watch(self, request: Request, max_model_len: int, num_choices: int = 0) -> ClientWatch:
@@ -153,9 +155,10 @@ class RouterFigures:
         self.answers[str(status)] = self.answers.get(str(status), 0) + 1
 
     def report(self, engine_id: str) -> dict[str, Any]:
-        """Returns this router's report for an engine, which stores the report so that other routers can read it.
+        """Returns this router's report for an engine.
 
-        A report holds sums since the router's start, so that a lost or repeated report does no harm.
+        The engine stores the report, so that other routers can read it. A report contains sums since the router's
+        start, so a lost or repeated report does no harm.
         """
         self.num_reports += 1
         clients = self._by_engine.get(engine_id)
@@ -167,7 +170,7 @@ class RouterFigures:
         }
 
     def own(self) -> dict[str, Any]:
-        """Returns the router's figures that belong to no engine."""
+        """Returns the figures of this router that do not belong to an engine."""
         return {"num_admitted": self.num_admitted(), "answers": dict(self.answers)}
 
     def forget_engines(self, live: frozenset[str]) -> None:
@@ -208,14 +211,14 @@ class Timings:
         self._num_tokens[index] += num_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields that stand beside `metrics.speculative_decoding`, in milliseconds and tokens/s; null if
-        undefined.
+        """Returns the other fields of `metrics`, next to `speculative_decoding`, in milliseconds and tokens/s; a field
+        that is undefined is null.
         """
         begun = [(first, last) for first, last in zip(self._first_at, self._last_at, strict=True) if first is not None]
         if not begun:
             return dict.fromkeys(FIELDS)
         first_at, last_at = min(first for first, _ in begun), max(self._last_at)
-        # Gaps between tokens are counted within each choice, because choices run concurrently.
+        # The times between tokens are measured separately for each choice, because choices run concurrently.
         num_gaps = sum(self._num_tokens) - len(begun)
         gaps_s = sum(last - first for first, last in begun)
         total_s = last_at - self._arrived_at

@@ -21,7 +21,7 @@ class SnapshotCollector(Collector):
         self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all metric families, including families without samples, because names and help texts are the
+        """Yields all metric families, including families without samples, because their names and help texts serve as
         documentation.
         """
         for same in zip(*map(_families, self._snapshots), strict=True):
@@ -34,7 +34,7 @@ def _families(snapshot: FleetSnapshot) -> Iterable[Metric]:
 
 
 def _joined(families: Sequence[Metric]) -> Metric:
-    """Merges one family of several models; samples without a model label belong to the router and are summed."""
+    """Merges the same family of several models. Samples without a model label belong to the router, and are summed."""
     first, *others = families
     if not others:
         return first
@@ -48,10 +48,10 @@ def _joined(families: Sequence[Metric]) -> Metric:
 
 
 def exposed(snapshots: Iterable[FleetSnapshot], accept: str) -> tuple[bytes, str]:
-    """Returns body and media type: OpenMetrics 1.0.0 if the `Accept` header asks for it, else Prometheus' text format.
+    """Returns body and media type: OpenMetrics 1.0.0 if the `Accept` header requests it, else Prometheus' text format.
 
-    Metric names are the same in both formats, whichever escaping the header asks for. The colon in vLLM's names is
-    legal in both formats, but by default the library would replace it by an underscore.
+    Metric names are the same in both formats, whatever escaping the header requests. The colon in vLLM's names is legal
+    in both formats, but by default the library would replace the colon by an underscore.
     """
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(*snapshots))

@@ -19,10 +19,8 @@ def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> G
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> CounterMetricFamily:
-    """Makes a counter family, whose values are sums since the engine's start and whose samples are named `name` +
-    `_total`.
-    """
-    # The sample `_created` is left out, because readers that sum lines by prefix would add its timestamp.
+    """Makes a counter family. Its values are sums since the engine's start; its samples are named `name` + `_total`."""
+    # The sample `_created` is left out, because programs that sum all lines with a prefix would add its timestamp.
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)

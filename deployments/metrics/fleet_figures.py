@@ -11,11 +11,13 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 
 logger = logging.getLogger(__name__)
 FRESH_S = 1.0
-"""Seconds for which figures are reused, so that several scrapers cause one call per engine."""
+"""Seconds for which figures are reused, so that several scrapers together cause only one call to each engine."""
 PATIENCE_S = 2.0
-"""Maximum seconds to wait for an engine's answer, which the engine gives between two rounds."""
+"""Maximum seconds to wait for an engine's answer. An engine answers between two rounds."""
 REPORT_EVERY_S = 3.0
-"""Seconds between reports of this router to the engines, from which other routers read them when they are scraped."""
+"""Seconds between reports of this router to the engines. When another router is scraped, it reads the reports from the
+engines.
+"""
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Function (engine id, this router's report) -> the engine's figures; raises the exceptions of the transport."""
@@ -41,7 +43,7 @@ class FleetFigures:
         engine_ids: returns the ids of the live engines.
         ask: calls an engine.
         own: figures of this router.
-        patience_s: seconds after which an engine is left out.
+        patience_s: seconds after which an engine that has not answered is left out.
         clock: returns seconds.
     """
 
@@ -95,14 +97,14 @@ class FleetFigures:
             async with asyncio.timeout(self._patience_s):
                 return await self._ask(engine_id, report)
         except Exception as error:
-            # The transport may raise any exception for an engine that is lost or hangs.
+            # Any exception is caught, because the transport may raise any for an engine that is lost or hangs.
             if self._latest is None or engine_id not in self._latest.silent:
                 why = f"no answer within {self._patience_s:g} s" if isinstance(error, TimeoutError) else None
                 logger.info("Engine %s returns no metrics: %s", engine_id, why or type(error).__name__)
             return None
 
     def _routers(self, engines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Returns each router's newest report among those that the engines hold."""
+        """Returns the newest report of each router among the reports that the engines hold."""
         newest: dict[str, dict[str, Any]] = {}
         for figures in engines.values():
             for router_id, router in figures.get("routers", {}).items():

@@ -17,6 +17,6 @@ class Monitor:
     fleets: Sequence[FleetFigures]
     """Figures of all engines and routers, one object per model."""
     watchers: Sequence[Any] = ()
-    """Request watchers of parts, each an `api.guard.RequestWatcher`."""
+    """Request watchers that optional parts add; each is an `api.guard.RequestWatcher`."""
     access_log: bool = False
     """Whether every request is logged."""

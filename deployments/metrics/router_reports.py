@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 RECENT_S = 15.0
-"""Seconds without a report after which a router's current state is not shown."""
+"""Seconds without a report after which figures of a router's current state are no longer shown."""
 GONE_S = 600.0
 """Seconds without a report after which a router counts as gone, so that only its sums are kept."""
 
@@ -41,7 +41,7 @@ class RouterReports:
         return total
 
     def routers(self) -> dict[str, dict[str, Any]]:
-        """Returns the figures of routers with a recent report, each with the report's number."""
+        """Returns, for each router with a recent report, the figures of the report and the report's number."""
         now = self._clock()
         return {
             router_id: {**report["router"], "number": report["number"]}
@@ -51,7 +51,7 @@ class RouterReports:
 
 
 def summed(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the sum of two `ClientFigures` in plain data; either argument may be None."""
+    """Returns the sum of two `ClientFigures`, given as plain data; either argument may be None."""
     if one is None or other is None:
         return one or other
     counted = {name: _sum(value, other[name]) for name, value in one.items()}

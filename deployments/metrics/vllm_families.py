@@ -19,7 +19,7 @@ raised if the engine does not report the figure.
 
 
 def kv_usage(figures: dict[str, Any]) -> float:
-    """Returns the fraction of KV blocks held by sequences; cached blocks that can be evicted count as free."""
+    """Returns the fraction of KV blocks that sequences hold; cached blocks that can be evicted count as free."""
     # Block 0 is not counted, because it is reserved for writes that belong to no sequence.
     usable = figures["num_blocks"] - 1
     return (usable - figures["num_free_blocks"]) / usable
@@ -39,7 +39,7 @@ def figure(*path: str) -> Read:
 
 
 def _drafted(name: str) -> Read:
-    """Returns a reader of a speculation figure; without a drafter the figure has no value, as in vLLM."""
+    """Returns a reader of a speculation figure; if there is no drafter, the figure has no value, as in vLLM."""
     return lambda figures: figures["speculation"][name] if figures["num_drafters_attached"] else None
 
 
@@ -140,7 +140,7 @@ def say_missing(engine_id: str, error: str) -> None:
 
 
 def by_key(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the rows of a figure that is a table; the table's key is one more label."""
+    """Yields the rows of a figure that is a dict; the key is written as an additional label."""
     for labels, table in rows(snapshot, read):
         yield from (((*labels, str(key)), value) for key, value in table.items())
 
@@ -165,7 +165,7 @@ def _cache_config(snapshot: FleetSnapshot) -> Metric:
 
 
 def in_labels(name: str, text: str, configs: Iterable[tuple[tuple[str, str], dict[str, str]]]) -> Metric:
-    """Makes a gauge with the value 1 per engine, whose labels hold the engine's configuration."""
+    """Makes a gauge with the value 1 for each engine; the labels contain the engine's configuration."""
     found = list(configs)
     names = sorted({one for _, config in found for one in config})
     values = (((*labels, *(config.get(one, "") for one in names)), 1) for labels, config in found)

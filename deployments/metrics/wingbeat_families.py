@@ -1,4 +1,4 @@
-"""Metrics for which vLLM has no name: draft trees, drafter, speculation policy, phases of rounds, routers."""
+"""Metrics that vLLM does not have: draft trees, drafter, speculation policy, phases of rounds, routers."""
 
 from collections.abc import Iterator
 from typing import Any

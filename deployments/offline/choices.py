@@ -1,4 +1,4 @@
-"""A running choice of `wingbeat.LLM`: converts tokens to text and detects stop strings."""
+"""Follows a choice of `wingbeat.LLM` while it runs: converts tokens to text and detects stop strings."""
 
 from wingbeat.deployments.offline.prompts import Prompt
 from wingbeat.deployments.offline.results import Completion
@@ -29,14 +29,15 @@ class RunningChoice:
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._asked, self._tokenizer = asked, tokenizer
-        self._stream: TextStream | None = None  # created with the first token, because most prompts of a long list wait
+        # created with the first token, because in a long list most prompts still wait
+        self._stream: TextStream | None = None
         self._stop_reason: str | int | None = None
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     def take(self, output: RequestOutput) -> None:
-        """Add the tokens of a round; with the last tokens, sets `finish_reason`."""
+        """Add the tokens of a round; if they are the last tokens, also set `finish_reason`."""
         got, self.finish_reason = self._read(output)
         self._pieces.append(got.text)
         self._token_ids += output.token_ids[: got.num_tokens]
@@ -76,7 +77,9 @@ class RunningChoice:
         return self._stream.take(output.token_ids, output.finish_reason)
 
     def _why_stopped(self) -> str | int | None:
-        """Return the stop string, or the token of `stop_token_ids`, that ended the choice; None if neither did."""
+        """Return the stop string, or the token of `stop_token_ids`, that ended the choice; None if the choice ended
+        otherwise.
+        """
         if self._stream is not None and self._stream.stopped_by is not None:
             return self._stream.stopped_by
         last = self._token_ids[-1] if self._token_ids else None

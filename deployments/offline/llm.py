@@ -39,7 +39,8 @@ class LLM:
         settings: other settings of `wingbeat generate`, such as `max_model_len`, `dtype` and `kv_cache_memory_bytes`.
 
     Raises:
-        ValueError, FileNotFoundError: the model, the drafter or a setting cannot be used; one line that says why.
+        ValueError, FileNotFoundError: the model, the drafter or a setting cannot be used; the message is one line that
+            gives the reason.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class LLM:
         use_tqdm: bool | None = None,
         **fields: Any,
     ) -> list[Generated]:
-        """Continue prompts; returns results in the order of the prompts, which is a list of one result for a single
-        prompt.
+        """Continue prompts; returns a list of results in the order of the prompts. For a single prompt the list has one
+        result.
 
         Args:
             prompts: a text, a list of token ids, or several of these.
@@ -82,7 +83,8 @@ class LLM:
             fields: fields of `SamplingParams`, which may be given instead of `sampling_params`.
 
         Raises:
-            ValueError: a prompt or a parameter cannot be used, and nothing was run; one line that names the argument.
+            ValueError: a prompt or a parameter cannot be used; no prompt was run. The message is one line that names
+                the argument.
             RuntimeError: a prompt failed while it ran.
         """
         read = read_prompts(prompts, self._reader)
@@ -103,7 +105,8 @@ class LLM:
         continue_final_message: bool | None = None,
         **fields: Any,
     ) -> list[Generated]:
-        """Answer conversations; returns results in the order of the conversations, also for a single conversation.
+        """Answer conversations; returns a list of results in the order of the conversations. For a single conversation
+        the list has one result.
 
         Args:
             messages: a conversation, which is a list of messages with `role` and `content`, or several conversations.
@@ -158,7 +161,8 @@ class LLM:
                 choice.take(output)
                 if choice.finish_reason is None:
                     continue
-                if output.finish_reason is None:  # by a stop string, which engines do not check
+                # the choice was ended by a stop string; engines do not check stop strings
+                if output.finish_reason is None:
                     choice.metrics = self._llm.stop(index)
                 bar.update(bar.task_ids[0], advance=1, num_tokens=num_tokens)
 
@@ -185,7 +189,9 @@ class LLM:
 def _params_of(
     num_prompts: int, given: SamplingParams | Sequence[SamplingParams] | None, fields: dict[str, Any]
 ) -> list[SamplingParams]:
-    """Return the parameters of each prompt; raises ValueError if both sources are given, or type or number is wrong."""
+    """Return the parameters of each prompt; raises ValueError if both `sampling_params` and fields are given, or if the
+    type or number of the parameters is wrong.
+    """
     if given is None:
         return [SamplingParams(**fields)] * num_prompts
     if fields:

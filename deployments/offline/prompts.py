@@ -21,7 +21,7 @@ class Prompt(NamedTuple):
     """A prompt that is ready to run."""
 
     place: str
-    """Name of the argument, for error messages, with the index if there are several prompts."""
+    """Name of the argument, for error messages; with the prompt's index if there are several prompts."""
     text: str | None
     """Text of the prompt; None for a prompt that was given as token ids."""
     token_ids: list[int]
@@ -40,7 +40,8 @@ def read_prompts(prompts: PromptLike | Iterable[PromptLike], reader: Reader) -> 
     """Return the token ids of prompts, in the order of the prompts.
 
     Raises:
-        ValueError: a prompt is of a wrong type, empty or too long; one line that begins with its place.
+        ValueError: a prompt is of a wrong type, empty or too long; the message is one line that begins with
+            `Prompt.place`.
     """
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
         return [_read_prompt(prompts, "prompts", reader)]
@@ -58,8 +59,8 @@ def read_conversations(
         options: fields of `/v1/chat/completions` that the template reads, such as `tools`.
 
     Raises:
-        ValueError: a message or an option is malformed, the template refuses the messages, or there is no template; one
-            line that begins with the place.
+        ValueError: a message or an option is malformed, the template refuses the messages, or there is no template; the
+            message is one line that begins with `Prompt.place`.
     """
     if reader.tokenizer is None:
         raise ValueError("messages cannot be written as a prompt: the model has no tokenizer")
@@ -97,7 +98,7 @@ def _read_prompt(prompt: Any, place: str, reader: Reader) -> Prompt:
 
 
 def _read_conversation(messages: Any, place: str, before: str, reader: Reader, options: Mapping[str, Any]) -> Prompt:
-    """Read one conversation. `before` is put before error messages, which name paths within the conversation."""
+    """Read one conversation. Error messages name a path within the conversation; `before` is put in front of them."""
     with one_line(before), none_ignored():
         body = ChatBody.of_fields({"messages": list(messages) if isinstance(messages, tuple) else messages, **options})
     if body.other_parts:

@@ -8,14 +8,16 @@ from wingbeat.runtime.scheduling.request import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished choice. Fields that vLLM has too have vLLM's names."""
+    """A finished choice. Fields that also exist in vLLM have the same names as there."""
 
     index: int
     """Index among the prompt's choices."""
     text: str
     """Text without the stop string that ended the choice; empty if the model has no tokenizer."""
     token_ids: list[int]
-    """Token ids up to and including the token that completed a stop string."""
+    """Generated token ids. If a stop string ended the choice, the last id is the token that completed the stop
+    string.
+    """
     finish_reason: str
     """Why the choice ended: "stop" or "length"."""
     stop_reason: str | int | None
@@ -36,7 +38,7 @@ class Generated:
     outputs: list[Completion]
     """Choices, [n]"""
     num_cached_tokens: int
-    """For the first choice, the number of prompt tokens whose keys and values were cached from another prompt."""
+    """Number of prompt tokens whose keys and values were in the prefix cache when the first choice began."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """Log-probabilities of the prompt's tokens from the second token on, if `SamplingParams.prompt_logprobs` requests
     them.

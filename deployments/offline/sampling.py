@@ -33,7 +33,7 @@ class SamplingParams(SamplingFields):
         fields: keyword arguments; tuples are accepted for lists, and integers for the keys of `logit_bias`.
 
     Raises:
-        ValueError: a field is unknown or out of range; one line that names the field.
+        ValueError: a field is unknown or out of range; the message is one line that names the field.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,7 +53,9 @@ class SamplingParams(SamplingFields):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     """Number of choices per prompt."""
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Number of most likely tokens whose log-probabilities are returned, besides each token's own."""
+    """Number of most likely tokens whose log-probabilities are returned, in addition to the log-probability of the
+    chosen token.
+    """
     speculation: bool = True
     """Whether drafts are used; the tokens are the same with and without drafts."""
 

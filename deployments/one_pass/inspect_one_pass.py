@@ -18,7 +18,8 @@ _SIZES += ("target_hidden_size", "vocab_size", "draft_vocab_size", "max_position
 
 
 def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[dict[str, Any], int, int] | None:
-    """Return findings about a one-pass head, its number of parameters, and the numbers in its KV cache per token.
+    """Return findings about a one-pass head, its number of parameters, and how many numbers a token takes in its KV
+    cache.
 
     Only names and shapes of tensors are read. The result is None for folders without a one-pass head.
 

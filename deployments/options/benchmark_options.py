@@ -1,4 +1,4 @@
-"""Settings for measurements only. Servers refuse them unless the environment permits them."""
+"""Settings for measurements only. Servers refuse these settings unless an environment variable permits them."""
 
 import os
 from typing import Any, ClassVar
@@ -11,12 +11,14 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcce
 from wingbeat.runtime.refusals import Feature
 
 FORCED_HEADER = "X-Wingbeat-Forced-Acceptance"
-"""Response header with the forced acceptance rates, sent because the text is then not the model's own."""
+"""Response header with the forced acceptance rates. The header warns that the text is then not what the model would
+generate.
+"""
 
 
 class BenchmarkOptions(ModelOptions):
-    """Settings that force an acceptance rate, so that speed can be measured with weights whose drafter never agrees
-    with the verifier.
+    """Settings that force an acceptance rate, so that speed can be measured even with weights for which the verifier
+    never accepts a draft.
     """
 
     measures: ClassVar[bool] = False
@@ -50,7 +52,7 @@ class BenchmarkOptions(ModelOptions):
         return value
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Returns the features that may conflict, including `forced_acceptance` and the absence of a drafter."""
+        """See `ModelOptions.asked`; adds `forced_acceptance`, and the absence of a drafter."""
         return super().asked() | {
             Feature.FORCED_ACCEPTANCE: (self.forced_acceptance is not None, "forced_acceptance is given"),
             Feature.NO_DRAFTER: (not self.choice().drafts, "drafter is none"),
@@ -66,5 +68,5 @@ class BenchmarkOptions(ModelOptions):
         return {} if rates is None else {FORCED_HEADER: ",".join(f"{rate:g}" for rate in rates)}
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment variables with which an engine's processes permit forced acceptance."""
+        """Returns the environment variables that permit forced acceptance in an engine's processes."""
         return {} if self.forced_acceptance is None else {BENCHMARK_VARIABLE: "1"}

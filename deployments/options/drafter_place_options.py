@@ -34,21 +34,21 @@ class DrafterPlaceOptions(ModelOptions):
         }
 
     def has_drafter(self) -> bool:
-        """Whether there is a drafter; without one, every request is decoded plainly."""
+        """Whether there is a drafter; without a drafter, all requests are decoded plainly."""
         return self.choice().drafts
 
     def has_own_drafter(self) -> bool:
-        """Whether each verifier has a drafter process of its own, and neither a shared drafter nor a drafter in the
-        engine's process.
+        """Whether each verifier has its own drafter process, and neither a shared drafter nor a drafter in the engine's
+        process.
         """
         return self.has_channel() and not self.num_shared_drafters()
 
     def has_channel(self) -> bool:
-        """Whether the drafter runs in another process, so that rounds go over a channel."""
+        """Whether the drafter runs in another process, so that rounds are sent through a channel."""
         return self.has_drafter() and not self.drafts_in_engine()
 
     def num_shared_drafters(self) -> int:
-        """Returns the number of drafters that all verifiers share; 0 if each verifier has a drafter of its own."""
+        """Returns the number of drafters that all verifiers share; 0 if each verifier has its own drafter."""
         return first("num_shared_drafters", self) or 0
 
     def drafts_in_engine(self) -> bool:

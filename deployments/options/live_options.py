@@ -10,7 +10,8 @@ from wingbeat.deployments.parts import merged
 
 
 class LiveLogOptions(BaseModel):
-    """Settings that routers and verifiers take from `user_config`; an absent setting returns to its value at the start.
+    """Settings that routers and verifiers take from `user_config`; a setting that is absent gets its value at the start
+    again.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
@@ -19,7 +20,9 @@ class LiveLogOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     log_level: LogLevel = Field(default_factory=level_at_start)
-    """Lowest level of Wingbeat's log lines in the replica's processes; in routers also of the access log."""
+    """Lowest level of Wingbeat's log lines that the replica's processes write; in routers the level also applies to the
+    access log.
+    """
 
     @classmethod
     def of(cls, user_config: Any) -> Self:
@@ -45,12 +48,14 @@ PartOptions = create_model(
 
 
 class LiveOptions(PartOptions):
-    """Settings that a running router takes from `user_config`; an absent setting has the value in `AppConfig`."""
+    """Settings that a running router takes from `user_config`; a setting that is absent has its value in
+    `AppConfig`.
+    """
 
     max_queued_requests: int | None = Field(None, ge=0, lt=2**31)
-    """Replaces the setting `max_queued_requests`; None means that the setting applies."""
+    """Replaces the setting `max_queued_requests`; with None, the setting applies."""
     engine_wait_s: float | None = Field(None, ge=0, le=1e7)
-    """Replaces the setting `engine_wait_s`, in seconds; None means that the setting applies."""
+    """Replaces the setting `engine_wait_s`, in seconds; with None, the setting applies."""
     speculation: bool = True
     """Whether drafts are made for requests without a field `speculation`.
 

@@ -69,7 +69,9 @@ class ModelFolder(Settings):
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
-        """Checks that a local folder holds a model; a name on the hub is resolved only when the model is loaded."""
+        """Checks that a local folder contains a model. A name on the hub is not checked here, because it is resolved
+        only when the model is loaded.
+        """
         if self.model is None or HubName.parse(self.model) is not None:
             return self
         if (problem := folder_problem(self.model)) is not None:
@@ -132,7 +134,7 @@ class LoadOptions(ModelFolder):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def resolved_dtype(self, checkpoint: Path | None = None) -> str:
-        """Returns the name of the torch dtype according to settings and checkpoint, without timing any dtype.
+        """Returns the name of the torch dtype that follows from settings and checkpoint; no dtype is timed.
 
         Args:
             checkpoint: folder of the weights; with None, the verifier's folder is used.
@@ -150,11 +152,13 @@ class LoadOptions(ModelFolder):
         return self.dtype == INT8
 
     def shown_dtype(self, resolved: str) -> str:
-        """Returns the dtype in words for log lines: `resolved`, and the storage of the weights if it differs."""
+        """Returns a text about the dtype for log lines: `resolved`, and also the storage format of the weights if it is
+        another one.
+        """
         return f"{INT8} weights, {resolved} otherwise" if self.rounds_weights() else resolved
 
     def tries_bfloat16(self) -> bool:
-        """Whether timings on this CPU choose between float32 and bfloat16."""
+        """Whether the dtype, float32 or bfloat16, is chosen by timing both on this CPU."""
         if self.dtype != "auto" or self.resolved_device() != "cpu":
             return False
         return stored_dtype(self.model_dir(with_weights=False)) == "bfloat16"
@@ -310,12 +314,12 @@ class ModelOptions(ModelSettings):
     def _positions(self) -> int | None:
         """Returns the model's number of positions from config.json.
 
-        None if config.json leaves it to the model class.
+        None if config.json does not state the number, so that the model class determines it.
         """
         return num_positions(self.model_dir(with_weights=False))
 
     def _engine_config(self, **given: Any) -> EngineConfig:
-        """Builds the limits of one engine from the fields of the same names, which `given` overrides.
+        """Builds the limits of one engine from the settings of the same names; values in `given` replace the settings.
 
         Raises:
             ValueError: a limit is out of range; the message names field and value.
@@ -335,8 +339,8 @@ class ModelOptions(ModelSettings):
 
 
 def checkpoint_here(model: Path | None) -> Path | None:
-    """Returns the verifier's folder if it is on this machine; None for a name on the hub, or if the demo pair is
-    missing.
+    """Returns the verifier's folder if it is on this machine. Returns None for a name on the hub, or if `model` is None
+    and the demo pair is missing.
     """
     if model is not None:
         return None if HubName.parse(model) is not None else checkpoint_folder(model)

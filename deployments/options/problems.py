@@ -1,4 +1,4 @@
-"""Turns pydantic's validation errors into one line for the person who wrote the settings."""
+"""Converts pydantic's validation errors to one line for the person who wrote the settings."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -23,18 +23,19 @@ def plain_type(annotation: Any) -> Any:
 
 
 def first_problem(error: ValidationError, config_class: type[BaseModel], write: Callable[[str], str] = str) -> str:
-    """Describes the first error in one line: the setting's name, its value unless secret, and the allowed values.
+    """Describes the first error in one line: the setting's name, its value (unless it is secret), and the allowed
+    values.
 
     Args:
-        write: returns a setting's name in the form the user wrote, such as a command line option.
+        write: returns a setting's name in the form that the user wrote, such as a command line option.
     """
     first = error.errors(include_url=False)[0]
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return problem
     name = str(first["loc"][0])
-    # For a field of a union type, pydantic appends the union's member that it tried, such as `literal[...]`, to the
-    # location.
+    # For a field of a union type, pydantic appends to the location the member of the union that it tried, such as
+    # `literal[...]`.
     parts = (part for part in first["loc"][1:] if isinstance(part, str) and not part.startswith("literal["))
     option = ".".join([write(name), *parts])
     if first["type"] == "missing":

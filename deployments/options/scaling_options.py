@@ -62,7 +62,9 @@ class ScalingOptions(ModelOptions):
         }
 
     def min_pairs(self) -> int:
-        """Returns the minimum number of verifiers while any verifier is running, which is at least 1."""
+        """Returns the minimum number of verifiers (at least 1), apart from times at which autoscaling has removed all
+        verifiers.
+        """
         if self.autoscaling_config is not None:
             return max(1, self.autoscaling_config.get("min_replicas", 1))
         return self.num_replicas or 1
@@ -73,11 +75,11 @@ class ScalingOptions(ModelOptions):
 
 
 def check_autoscaling(fields: dict[str, Any]) -> None:
-    """Checks an autoscaling config by Ray Serve's model of it, and also refuses unknown fields, which Serve's model
-    ignores.
+    """Checks an autoscaling config by means of Ray Serve's own pydantic model; also refuses unknown fields, which
+    Serve's model ignores.
 
     Raises:
-        ValueError: a field is unknown or invalid; the message names it.
+        ValueError: a field is unknown or invalid; the message names the field.
     """
     # Serve's model is imported here, because the import takes a second or more and most servers have a fixed number of
     # replicas.

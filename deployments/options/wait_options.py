@@ -6,12 +6,12 @@ from wingbeat.deployments.options.model_options import ModelOptions
 
 STUCK_AFTER_S = 30.0
 SLOW_STUCK_AFTER_S = 120.0
-"""Default seconds on GPUs and with several ranks. The value is high because a drafter's first answer may take a minute
-while kernels compile, and ranks may wait as long for each other.
+"""Default of `engine_stuck_after_s` on GPUs and with several ranks, in seconds. The value is high, because a drafter's
+first answer may take a minute while kernels are compiled, and because ranks may wait that long for each other.
 """
 DRAFTER_TIMEOUTS = 3.0
-"""Every round may take at least this multiple of the drafter's timeout, because a round waits for its drafter once and
-must not count as stuck meanwhile.
+"""A round may always take this multiple of the drafter's timeout. A round that waits for its drafter until the timeout
+must not count as stuck.
 """
 
 
@@ -38,10 +38,10 @@ class WaitOptions(ModelOptions):
     )
 
     def patience_s(self, slow: bool, drafter_timeout_s: float) -> float:
-        """Returns the seconds that every round may take before the engine counts as stuck.
+        """Returns how many seconds a single round may take before the engine counts as stuck.
 
         Args:
-            slow: whether rounds may wait for a GPU's compiler or for other ranks.
+            slow: whether a round may have to wait for the compilation of kernels or for other ranks.
         """
         if self.engine_stuck_after_s is not None:
             return self.engine_stuck_after_s

@@ -9,8 +9,8 @@ _NOTHING = ("", "none", "null")
 
 
 def with_nothing_by_word(settings: type[BaseModel], values: Any) -> Any:
-    """Replaces "none", "null" and "" by None in fields that may be None, because a command line cannot write null
-    otherwise.
+    """Replaces "none", "null" and "" by None in fields that may be None, because there is no other way to write null on
+    a command line.
 
     API keys are not replaced, because a key may be the word "none". Fields that have "none" among their literal values
     are not replaced either.
@@ -54,6 +54,6 @@ def listed(text: Any) -> Any:
     try:
         items = json.loads(text)
     except ValueError:
-        # Text that begins like a list need not be JSON: it may be an address such as [::1].
+        # A text that begins like a JSON list need not be one, because it may be an address such as [::1].
         items = None
     return items if isinstance(items, list) else [part.strip() for part in text.split(",")]

@@ -1,4 +1,4 @@
-"""`GET /`: the playground page, or for requests that prefer JSON the server's name and models."""
+"""`GET /`: the playground page; for requests that prefer JSON, the server's name and models."""
 
 import base64
 import hashlib
@@ -15,11 +15,11 @@ DRAFTER_PATH = "/v1/drafter"
 FOLDER = Path(__file__).parent
 SCRIPTS = ("elements.js", "stream.js", "markdown.js", "run.js", "tree.js", "panel.js", "heads.js", "controls.js")
 SCRIPTS += ("turns.js", "main.js")
-"""Files that are joined, in this order, to the page's single script."""
+"""Files that are joined, in this order, to a single script of the page."""
 
 
 def add_page(app: FastAPI, models: ServedModels) -> None:
-    """Add `/`, with the page's files read once, here. The page opens in chat mode if the first model has a chat
+    """Add `/`. The page's files are read once, in this call. The page opens in chat mode if the first model has a chat
     template.
     """
     html = page(models.first.tokenizer.chat_template is not None)
@@ -38,7 +38,9 @@ def add_page(app: FastAPI, models: ServedModels) -> None:
 
 
 def page(chats: bool = False) -> str:
-    """Return the page as one resource, with style and script inlined. `chats`: whether the page opens in chat mode."""
+    """Return the page as one HTML text that contains style and script. `chats` is whether the page opens in chat
+    mode.
+    """
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
@@ -50,8 +52,8 @@ def page(chats: bool = False) -> str:
 def wants_json(accept: list[str]) -> bool:
     """Return whether a request's Accept headers prefer JSON to HTML, by RFC 9110, 12.5.1.
 
-    A type that is named takes precedence over a wildcard of equal quality. If neither type is preferred, the result is
-    False.
+    If the qualities are equal, a type that is named is preferred to a type that only a wildcard matches. If neither
+    type is preferred, the result is False.
     """
     ranges = dict(_ranges(",".join(accept)))
     json, html = (
@@ -62,8 +64,8 @@ def wants_json(accept: list[str]) -> bool:
 
 
 def page_headers(html: str) -> dict[str, str]:
-    """Return headers for the page that permit only its own script and style, by hash, and connections to its own server
-    only.
+    """Return headers that permit the page only its own script and style (given by their hashes), and only connections
+    to its own server.
 
     Raises:
         ValueError: the page does not have exactly one script and one style.
@@ -91,7 +93,9 @@ def page_headers(html: str) -> dict[str, str]:
 
 
 def _ranges(accept: str) -> Iterator[tuple[str | None, float]]:
-    """Yield the media ranges of an Accept header with their qualities; None stands for all types that are not named."""
+    """Yield the media ranges of an Accept header with their qualities; a type of None stands for all types that are not
+    named.
+    """
     yield None, 0.0
     for part in accept.lower().split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))

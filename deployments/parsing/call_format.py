@@ -1,4 +1,6 @@
-"""Formats of answers with tool calls, as xgrammar's structural tags, from which grammars are compiled."""
+"""Builds formats of answers with tool calls. A format is a structural tag of xgrammar, from which a grammar is
+compiled.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +10,7 @@ Format = dict[str, Any]
 
 
 class PlacedSchema(dict[str, Any]):
-    """JSON schema that holds its path in the request, for error messages."""
+    """JSON schema that also has its path in the request, for error messages."""
 
     def __init__(self, schema: dict[str, Any], place: str) -> None:
         super().__init__(schema)
@@ -24,22 +26,22 @@ class Function(NamedTuple):
 
 
 def text(value: str) -> Format:
-    """Returns the format of exactly this text."""
+    """Returns the format of exactly the text `value`."""
     return {"type": "const_string", "value": value}
 
 
 def in_order(*elements: Format) -> Format:
-    """Returns the format of the elements one after the other."""
+    """Returns the format of a text that consists of the elements, one after the other."""
     return {"type": "sequence", "elements": list(elements)}
 
 
 def one_of(*elements: Format) -> Format:
-    """Returns the format of one of the elements."""
+    """Returns the format of a text that is one of the elements."""
     return {"type": "or", "elements": list(elements)}
 
 
 def optional(content: Format) -> Format:
-    """Returns the format of the content or of an empty text."""
+    """Returns the format of a text that is `content` or empty."""
     return {"type": "optional", "content": content}
 
 
@@ -47,25 +49,25 @@ def json_of(schema: dict[str, Any], style: str = "json") -> Format:
     """Returns the format of a value that matches a schema; references in the schema are resolved within the schema.
 
     Args:
-        style: xgrammar's name of the notation. With any style but `json`, the model writes arguments as text between
-            tags.
+        style: xgrammar's name of the notation. With any style except `json`, the model writes the arguments as text
+            between tags.
     """
     form = {"type": "json_schema", "json_schema": schema, "style": style}
     return form | {"place": schema.place} if isinstance(schema, PlacedSchema) else form
 
 
 def between(begin: str, content: Format, end: str) -> Format:
-    """Returns the format of the content between two marks."""
+    """Returns the format of `content` between the marks `begin` and `end`."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def any_text_until(end: str, begin: str = "") -> Format:
-    """Returns the format of any text up to a mark, followed by the mark."""
+    """Returns the format of any text followed by the mark `end`."""
     return between(begin, {"type": "any_text"}, end)
 
 
 def calls(tags: Sequence[Format], separator: str, several: bool) -> Format:
-    """Returns the format of one of the tags; with `several`, of one or more tags with separators."""
+    """Returns the format of one of the tags; if `several`, of one or more of the tags, with separators between them."""
     marks = {"separator": separator, "at_least_one": True, "stop_after_first": not several}
     return {"type": "tags_with_separator", "tags": list(tags), **marks}
 
@@ -77,7 +79,9 @@ def text_with_calls(tags: Sequence[Format], trigger: str, several: bool) -> Form
 
 
 def objects(functions: Sequence[Function], begin: str = "", end: str = "", key: str = "arguments") -> list[Format]:
-    """Returns one format per function: a JSON object with the function's name and arguments, between two marks."""
+    """Returns one format for each function: a JSON object with the function's name and arguments, between the marks
+    `begin` and `end`.
+    """
     return [
         between(f'{begin}{{"name": {json.dumps(name)}, "{key}": ', json_of(schema), f"}}{end}")
         for name, schema in functions

@@ -1,6 +1,6 @@
 """Parsers of tool calls as a JSON list, `[{"name": "f", "arguments": {...}}, ...]`, and of one call's bare arguments.
 
-A grammar makes a model write these forms if it must call a tool and its own call format is not known.
+If a model must call a tool and its call format is not known, a grammar makes the model write one of these forms.
 """
 
 from enum import Enum, auto
@@ -80,7 +80,7 @@ class CallListParser(CallParser):
 
 
 class OneCallParser(Parser):
-    """Parser that takes the whole text as the arguments of one call of a known function."""
+    """Parser for which the whole text is the arguments of one call of a function that is known beforehand."""
 
     new_id = staticmethod(new_call_id)
 

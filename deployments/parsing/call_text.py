@@ -1,4 +1,6 @@
-"""Base class of tool-call parsers, which sends answer text around calls, and the arguments of calls incrementally."""
+"""Base class of tool-call parsers. It passes on the answer's text around calls, and the arguments of calls, as they
+arrive.
+"""
 
 from abc import abstractmethod
 
@@ -7,9 +9,10 @@ from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallD
 
 
 class CallParser(Parser):
-    """State machine over the unread text. `_advance` reads text whose meaning does not depend on later text.
+    """State machine that reads a text in pieces.
 
-    White space after a call is left out of the answer, and so is white space before calls with which the text ends.
+    `_advance` reads as much text as has a meaning that later text cannot change. White space after a call is left out
+    of the answer; so is white space before a call if only calls follow.
     """
 
     keeps_special_tokens = True
@@ -18,7 +21,7 @@ class CallParser(Parser):
     def __init__(self) -> None:
         self._pending = ""
         self._ended = False
-        """Whether the text has ended, so that an incomplete mark at its end is answer text."""
+        """Whether the text has ended. An incomplete mark at its end is then answer text."""
         self._out = MessageDelta()
         self._space = ""
         self._beside_call = False
@@ -26,7 +29,9 @@ class CallParser(Parser):
         self._num_calls = 0
         self._call = JsonCall()
         self._raw = ""
-        """Text that was read as a call and becomes answer text if it turns out not to be a call."""
+        """Text that has been read as part of a call. If it turns out not to be a call, this text becomes answer
+        text.
+        """
         self._is_sent = False
 
     def push(self, text: str) -> MessageDelta:
@@ -37,7 +42,9 @@ class CallParser(Parser):
         return self._take()
 
     def flush(self) -> MessageDelta:
-        """Returns the rest of the message; an unfinished call of which nothing was sent becomes text."""
+        """Returns the rest of the message; if a call is unfinished and no part of the call was sent, the text of the
+        call becomes answer text.
+        """
         self._ended = True
         while self._pending and self._advance():
             pass
@@ -48,7 +55,9 @@ class CallParser(Parser):
         return self._take()
 
     def cut(self) -> MessageDelta:
-        """Ends a text that was cut off, see `Parser`; drops unread text, which may begin a mark, and an unsent call."""
+        """Ends a text that was cut off, see `Parser`. Drops unread text, because it may be the beginning of a mark, and
+        a call of which nothing was sent.
+        """
         if self._pending or (self._raw and not self._is_sent):
             self._pending = self._raw = self._space = ""
         return self.flush()
@@ -67,7 +76,7 @@ class CallParser(Parser):
         return text
 
     def _say(self, text: str) -> None:
-        """Adds text to the answer; white space at its end is held back until more text follows."""
+        """Adds text to the answer; white space at the end of `text` is held back until more text follows."""
         text = self._space + (text.lstrip() if self._beside_call else text)
         said = text.rstrip()
         self._space = text[len(said) :]
@@ -80,7 +89,9 @@ class CallParser(Parser):
         self._call, self._raw, self._is_sent = JsonCall(needs_arguments), raw, False
 
     def _read_call(self) -> Progress:
-        """Reads the available part of the call's object; an object that turns out not to be a call becomes text."""
+        """Reads the available part of the call's object; if the object turns out not to be a call, it becomes answer
+        text.
+        """
         for position, char in enumerate(self._pending):
             progress = self._call.push(char)
             if progress is Progress.BAD and not self._is_sent:
@@ -106,8 +117,8 @@ class CallParser(Parser):
             self._send(arguments)
 
     def _send(self, arguments: str, name: str | None = None, own_id: str | None = None) -> None:
-        """Sends arguments of the latest call. If `name` is given, first begins the next call, with `own_id` or a new
-        id.
+        """Sends arguments of the latest call. If `name` is given, a new call is begun first, with the id `own_id` or a
+        random id.
         """
         if name is not None:
             self._beside_call = True

@@ -1,4 +1,4 @@
-"""Parsers of DeepSeek's tool calls, which stand between marks with full-width characters."""
+"""Parsers of DeepSeek's tool calls, which are written between marks that contain full-width characters."""
 
 import re
 from collections.abc import Sequence

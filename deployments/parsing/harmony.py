@@ -1,4 +1,5 @@
-"""Parser of the harmony format of gpt-oss: messages in channels; the channel tells reasoning, calls and answers apart.
+"""Parser of the harmony format of gpt-oss: each message has a channel, which shows whether the message is reasoning, a
+call or an answer.
 
 Reasoning and answer:
 `<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer`. A call:
@@ -47,7 +48,8 @@ class HarmonyParser(CallParser):
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
         """Returns the format of optional reasoning and one call.
 
-        `several` is ignored, because the token at the end of a call ends the answer.
+        `several` is ignored, because the token at the end of a call ends the whole answer, so there is at most one
+        call.
         """
         heads = [
             in_order(text(f"<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}"), json_of(schema))
@@ -66,7 +68,7 @@ class HarmonyParser(CallParser):
     def cut(self) -> MessageDelta:
         """Ends a text that was cut off, see `Parser`.
 
-        If no message has begun, the text is the answer, unless it may be the beginning of a header.
+        If no message has begun, the text counts as the answer, unless the text may be the beginning of a header.
         """
         header = self._pending.lstrip()
         begins_header = "<|".startswith(header[:2]) or _RECIPIENT.search(header)

@@ -77,13 +77,15 @@ class HermesParser(CallParser):
                 self._at = _At.TEXT
             return False
         if self._pending.startswith(END) or END.startswith(self._pending):
-            # Here the closing mark is read, or only its beginning if the answer was cut off.
+            # Here the closing mark is read; if the answer was cut off, only the beginning of the mark.
             self._read(len(END))
         self._at = _At.TEXT
         return True
 
     def _skip(self) -> bool:
-        """Drops the rest of a broken call up to its closing mark, because the rest is neither JSON nor answer text."""
+        """Drops the rest of a broken call up to its closing mark, because the rest is neither valid JSON nor answer
+        text.
+        """
         end = self._pending.find(END)
         if end >= 0:
             self._read(end + len(END))

@@ -14,7 +14,7 @@ class JsonValue:
 
     def __init__(self) -> None:
         self.complete = False
-        """Whether the value ended with the last character that was taken."""
+        """Whether the last character that was read completed the value."""
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -68,7 +68,7 @@ class _At(Enum):
 
 
 class JsonCall:
-    """Incremental reader of a call's object, which provides the call's `name` once known, and the text of its
+    """Incremental reader of a call's JSON object. It provides the call's `name`, once it is known, and the text of the
     arguments.
     """
 
@@ -91,12 +91,14 @@ class JsonCall:
         return self.name is not None and self.has_arguments
 
     def take_arguments(self) -> str:
-        """Returns the arguments' text that is new since the last call of this method."""
+        """Returns the text of the arguments that was added since the last call of this method."""
         new, self._new = self._new, ""
         return new
 
     def may_become(self, names: Collection[str]) -> bool:
-        """Returns whether an object that was cut off may be a call of one of `names` (of any function if empty)."""
+        """Returns whether an object that was cut off may be a call of one of the functions `names`; if `names` is
+        empty, of any function.
+        """
         if self.name is not None:
             return not names or self.name in names
         if self._at is _At.KEY:
@@ -106,7 +108,7 @@ class JsonCall:
         return not self._has_other_keys
 
     def push(self, char: str) -> Progress:
-        """Reads a character; returns the state of the call after it."""
+        """Reads a character; returns the state of the call after this character."""
         if self._at is _At.KEY:
             return self._read_key(char)
         if self._at is _At.IN_VALUE:
@@ -161,11 +163,13 @@ class JsonCall:
         return Progress.OPEN
 
     def _streams(self, char: str) -> bool:
-        """Returns whether the current value is an object of arguments, whose text is passed on incrementally."""
+        """Returns whether the current value is the object with the arguments, so that its text is passed on as it
+        arrives.
+        """
         return self._key in ("arguments", "parameters") and not self._text and (self.has_arguments or char == "{")
 
     def _close_value(self) -> bool:
-        """Processes a complete value; returns False if a call cannot have this value."""
+        """Processes a complete value; returns False if an object with this value cannot be a call."""
         if not self._text:
             return True
         value = _read(self._text)
@@ -173,7 +177,7 @@ class JsonCall:
             self.name = value if isinstance(value, str) and value else None
             return self.name is not None
         if self._key in ("arguments", "parameters"):
-            # Some models write the arguments as a JSON string, or null if there are none.
+            # Some models write the arguments as a JSON string; some write null if there are no arguments.
             self._new = value if isinstance(value, str) else "{}" if value is None else self._text
             self.has_arguments = True
         return True

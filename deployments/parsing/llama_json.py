@@ -1,5 +1,5 @@
-"""Parser of Llama 3's tool calls: the answer is `{"name": "f", "parameters": {...}}`; several calls are separated by
-`;`.
+"""Parser of Llama 3's tool calls: the whole answer is a call, `{"name": "f", "parameters": {...}}`, or several calls
+separated by `;`.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class LlamaJsonParser(CallParser):
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Returns the format of an answer that is calls, or text that does not begin like a call."""
+        """Returns the format of an answer that consists of calls, or of text that does not begin like a call."""
         return one_of(cls.calls_format(functions, several), {"type": "regex", "pattern": r"[^{<\s](.|\s)*"})
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LlamaJsonParser(CallParser):
         return self
 
     def cut(self) -> MessageDelta:
-        """Ends a text that was cut off, see `Parser`; JSON that cannot become a call is text."""
+        """Ends a text that was cut off, see `Parser`; an object that cannot become a call is answer text."""
         is_text = self._at is _At.CALL and not self._is_sent and not self._call.may_become(self._names)
         return self.flush() if is_text else super().cut()
 
@@ -85,6 +85,7 @@ class LlamaJsonParser(CallParser):
         if progress is Progress.DONE:
             self._at = _At.START
         elif progress is Progress.BAD:
-            # After a call with malformed arguments, further calls cannot be recognised, so that the rest is text.
+            # After a call with malformed arguments, further calls cannot be recognised, so the rest counts as answer
+            # text.
             self._at = _At.TEXT
         return True

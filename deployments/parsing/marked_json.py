@@ -29,11 +29,11 @@ class Marks(NamedTuple):
     """Marks of a format."""
 
     section: tuple[str, str]
-    """Begin and end of the section with all calls of an answer."""
+    """Opening and closing mark of the section with all calls of an answer."""
     call: str
-    """Begin of a call."""
+    """Opening mark of a call."""
     arguments: str
-    """End of a call's header and begin of its arguments."""
+    """Mark between a call's header and its arguments."""
     ends: tuple[str, ...]
     """Marks that may follow the arguments, in this order; models sometimes omit some of the marks."""
     header: re.Pattern[str]
@@ -49,7 +49,9 @@ class _At(Enum):
 
 
 class MarkedJsonParser(CallParser):
-    """Parser of calls with text before and after them; a call with an invalid header or arguments is text."""
+    """Parser of calls with text before and after them; a call with an invalid header or invalid arguments is answer
+    text.
+    """
 
     marks: ClassVar[Marks]
     _at = _At.TEXT
@@ -131,7 +133,9 @@ class MarkedJsonParser(CallParser):
         return True
 
     def _leave(self, is_section_over: bool = False) -> None:
-        """Leaves the section of calls and continues with text; if the section had no call, its marks are text too."""
+        """Leaves the section of calls and continues with text; if the section had no call, its marks become answer text
+        too.
+        """
         if self._is_sent:
             self._raw = "" if is_section_over else self._raw
         if self._raw:
@@ -155,7 +159,7 @@ class MarkedJsonParser(CallParser):
         return True
 
     def _read_before_arguments(self) -> bool:
-        """Reads up to the arguments' object; a call that ends at once has no arguments."""
+        """Reads up to the object with the arguments. If the end of the call comes first, the call has no arguments."""
         rest = self._pending.lstrip(SPACE)
         ends = self.marks.ends
         if not rest or (not self._ended and any(mark.startswith(rest) and mark != rest for mark in ends)):

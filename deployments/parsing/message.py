@@ -1,4 +1,4 @@
-"""Deltas of messages, and the base class of parsers that produce them from text."""
+"""Deltas of messages, and the base class of the parsers that produce deltas from text."""
 
 import uuid
 from abc import ABC, abstractmethod
@@ -29,10 +29,10 @@ class MessageDelta(NamedTuple):
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    """At most one delta per call, in the calls' order."""
+    """At most one delta for each call, in the order of the calls."""
 
     def plus(self, other: "MessageDelta") -> "MessageDelta":
-        """Returns this delta followed by another."""
+        """Returns the delta that joins this delta and `other`, in this order."""
         calls = {call.index: call for call in self.tool_calls}
         for call in other.tool_calls:
             begun = calls.get(call.index)
@@ -60,19 +60,24 @@ class Parser(ABC):
 
     @abstractmethod
     def flush(self) -> MessageDelta:
-        """Returns the rest of the message, which was held back, when the text has ended."""
+        """Called when the text has ended; returns the rest of the message, which was held back."""
 
     def cut(self) -> MessageDelta:
-        """Does the same as `flush` for a text that was cut off; drops an incomplete mark or call at its end."""
+        """Does the same as `flush` for a text that was cut off; drops an incomplete mark or call at the end of the
+        text.
+        """
         return self.flush()
 
     def thinking_format(self) -> Format | None:
-        """Returns a reasoning parser's format of the reasoning before the answer; None if there is no reasoning."""
+        """For a reasoning parser: returns the format of the reasoning before the answer; None if there is no
+        reasoning.
+        """
         return None
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
-        """Returns a tool-call parser's format of an answer that calls these functions; None if it has no format.
+        """For a tool-call parser: returns the format of an answer that consists of calls of these functions; None if
+        the parser defines no format.
 
         Args:
             functions: functions that may be called.
@@ -82,7 +87,9 @@ class Parser(ABC):
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
-        """Returns a tool-call parser's format of an answer that may call these functions; None if it has no format."""
+        """For a tool-call parser: returns the format of a text that may contain calls of these functions; None if the
+        parser defines no format.
+        """
         return None
 
     def parse(self, text: str) -> MessageDelta:
@@ -91,7 +98,7 @@ class Parser(ABC):
 
 
 class PlainText(Parser):
-    """Parser that takes the whole text as the answer."""
+    """Parser for which the whole text is the answer."""
 
     def push(self, text: str) -> MessageDelta:
         """Returns the text."""
@@ -103,7 +110,7 @@ class PlainText(Parser):
 
 
 class ReasoningThenCalls(Parser):
-    """Combines a parser that extracts reasoning with a parser of the remaining text."""
+    """Combines two parsers: one extracts reasoning, the other reads the remaining text."""
 
     def __init__(self, reasoning: Parser, answer: Parser) -> None:
         self._reasoning = reasoning
@@ -115,7 +122,7 @@ class ReasoningThenCalls(Parser):
         return self._read_on(self._reasoning.push(text))
 
     def flush(self) -> MessageDelta:
-        """Returns the text that the two parsers held back, as parts of the message."""
+        """Returns the parts of the message that the two parsers have held back."""
         return self._read_on(self._reasoning.flush()).plus(self._answer.flush())
 
     def cut(self) -> MessageDelta:

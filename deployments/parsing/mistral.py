@@ -1,4 +1,4 @@
-"""Parser of tool calls of Mistral models, which come as a list or one by one after a mark.
+"""Parser of tool calls of Mistral models. After a mark, the calls are written either as a list or one by one.
 
 Older models: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`. Newer models: `[TOOL_CALLS]f{...}`,
 `[TOOL_CALLS]f[ARGS]{...}` or `[TOOL_CALLS]f[CALL_ID]abc[ARGS]{...}`.

@@ -9,7 +9,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 NewParser = Callable[..., Parser]
 
 BY_TEMPLATE = "auto"
-"""Value of a parser setting with which the chat template decides about the parser."""
+"""Value of a parser setting with which the parser is chosen by the chat template."""
 
 TOOL_CALL_PARSERS = {
     "hermes": "hermes:HermesParser",
@@ -42,7 +42,8 @@ REASONING_PARSERS = {
 
 
 def load_parser(name: str | None, known: dict[str, str], setting: str) -> NewParser | None:
-    """Imports the parser class that has a known name or is at `module:Class`; returns None if `name` is None.
+    """Imports and returns a parser class. `name` is a key of `known` or an import path `module:Class`; with None, the
+    result is None.
 
     Raises:
         ValueError: there is no such parser; the message names the setting.

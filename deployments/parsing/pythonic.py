@@ -18,14 +18,14 @@ from wingbeat.deployments.parsing.message import unfinished
 from wingbeat.deployments.parsing.typed_text import ArgumentTypes, quoted
 
 TAGS = ("<|python_start|>", "<|python_tag|>")
-"""Special tokens that may stand before a list."""
+"""Special tokens that may come before a list of calls."""
 BLOCK, BLOCK_END = "<function_calls>", "</function_calls>"
 LIST_ENDS = ("]<|python_end|>", "]")
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _KEY = re.compile(r"[A-Za-z_]\w{0,127}")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _WORDS = {"true": True, "false": False, "null": None}
-"""JSON's words for Python's True, False and None; models sometimes write them in Python calls."""
+"""JSON's words for Python's True, False and None; models sometimes write JSON's words in Python calls."""
 
 
 class _At(Enum):
@@ -115,8 +115,8 @@ class PythonicParser(CallParser):
         return True
 
     def _read_function(self) -> bool:
-        """Reads a function's name, its bracket and the first argument's name; with all of these, the text is certainly
-        a call.
+        """Reads a function's name, its bracket and the first argument's name; once all three are read, the text is
+        certainly a call.
         """
         name = _NAME.match(self._pending)
         rest = self._pending[name.end() :] if name else ""
@@ -173,7 +173,7 @@ class PythonicParser(CallParser):
         return False
 
     def _give_up(self) -> bool:
-        """Gives up reading calls: the unsent part of the list and all later text become answer text."""
+        """Stops reading calls. The part of the list that was not sent, and all later text, become answer text."""
         if self._num_calls:
             self._raw = ""
         self._drop_call()
@@ -182,7 +182,9 @@ class PythonicParser(CallParser):
 
 
 class _Scan:
-    """Finds the end of a value, which is before the first comma or closing bracket outside of its own brackets."""
+    """Finds the end of a value. The value ends before the first comma or closing bracket that is not within brackets of
+    the value itself.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -199,8 +201,8 @@ class _Scan:
                 self._is_escaped = True
             elif char == self._quote:
                 self._quote = ""
-            # Line breaks in strings are escaped, because models write strings over several lines, which Python's parser
-            # would reject.
+            # Line breaks in strings are escaped, because models write strings that extend over several lines, which
+            # Python's parser would reject.
             self.text += "\\n" if char == "\n" else char
             return True
         if self._depth == 0 and char in ",)":

@@ -1,7 +1,7 @@
 """Chooses parsers for a model's answers from its chat template.
 
-A model writes calls in the form in which its template renders earlier calls. The template is not run; its text is
-searched for the marks of known formats.
+A model is expected to write calls in the form in which its chat template renders earlier calls. The template is not
+run; its text is searched for the marks of known formats.
 """
 
 import re
@@ -22,7 +22,7 @@ CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", (r"<\|python_tag\|>",)),
     ("llama3_json", (r"\{\s*\\?\"name\\?\":", r"\"parameters\\?\":")),
 )
-"""Tool-call parsers, each with regular expressions. The first parser is chosen whose expressions all match the
+"""Tool-call parsers, each with regular expressions. The chosen parser is the first whose expressions all match the
 template.
 """
 REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -33,16 +33,17 @@ class Parsers:
         self.shows_tools = shows_tools
         self._calls = load_parser(tool_call_parser, TOOL_CALL_PARSERS, "tool_call_parser")
         self._reasoning = load_parser(reasoning_parser, REASONING_PARSERS, "reasoning_parser")
-        # In the harmony format reasoning, calls and answers are one stream of messages, which one parser reads.
+        # In the harmony format, reasoning, calls and answers are one stream of messages, so a single parser reads all
+        # of them.
         self._is_harmony = HarmonyParser in (self._calls, self._reasoning)
         if self._is_harmony:
             self._reasoning = None
 
     @classmethod
     def of_template(cls, tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Self:
-        """Loads parsers by name, where the name `BY_TEMPLATE` stands for the parser that the chat template selects.
+        """Loads parsers by name.
 
-        Raises the errors of `Parsers`.
+        For the name `BY_TEMPLATE`, the parser is chosen by the chat template. Raises the errors of `Parsers`.
         """
         found = recognise(template)
         calls = found.tool_call_parser if tool_call_parser == BY_TEMPLATE else tool_call_parser
@@ -75,7 +76,7 @@ class Parsers:
         if self._calls is None:
             return None
         form = (self._calls.calls_format if required else self._calls.text_format)(functions, several)
-        # Harmony's format already includes the reasoning.
+        # Nothing is added here, because harmony's format already includes the reasoning.
         return form if form is None or self._is_harmony else self.behind_thoughts(prompt, form)
 
     def behind_thoughts(self, prompt: str, answer: Format) -> Format:
@@ -102,7 +103,8 @@ class Parsers:
         Args:
             prompt: text before the message.
             calls: whether the message may contain calls in the model's own format.
-            answer: makes the parser for text that is not reasoning, used instead of the server's tool-call parser.
+            answer: makes the parser of the text that is not reasoning; if given, it replaces the server's tool-call
+                parser.
             functions: functions that may be called.
         """
         if self._is_harmony and answer is None:

@@ -1,7 +1,7 @@
 """Parsers of tool calls whose arguments are untyped text between tags, in the forms of Qwen3-Coder and GLM.
 
-The type of each value comes from the function's schema. Each format is described by a table of tags in a class at the
-end of this file.
+The type of each value comes from the function's schema. Each format is a class at the end of this file, with a table of
+tags.
 """
 
 import re
@@ -24,8 +24,8 @@ class Tags(NamedTuple):
     """Tags of a format."""
 
     begins: tuple[str, ...]
-    """Tags each of which begins a call. The header follows the tag `begins[0]`; any other tag is itself the beginning
-    of the header.
+    """Tags; each of them begins a call. The tag `begins[0]` comes before the header; any other tag is itself the
+    beginning of the header.
     """
     header: re.Pattern[str]
     """Pattern of the text before the first argument (or before the call's end if there are no arguments), with the
@@ -36,13 +36,11 @@ class Tags(NamedTuple):
     value: tuple[str, str]
     """Tags around an argument's value; the opening tag may be empty."""
     ends: tuple[str, ...]
-    """Tags each of which ends the arguments."""
+    """Tags; each of them ends the arguments."""
     is_bare: bool
-    """Whether the header is only a name, so that text counts as a header only if it is a known function."""
+    """Whether the header is only a name, so that text counts as a header only if it is the name of a known function."""
     has_lines: bool
-    """Whether a value stands on lines of its own, so that the line breaks before and after it are not part of the
-    value.
-    """
+    """Whether a value is on separate lines. The line breaks before and after the value are then not part of it."""
 
 
 class _At(Enum):
@@ -74,7 +72,7 @@ class TaggedTextParser(CallParser):
     @classmethod
     @abstractmethod
     def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
-        """Returns one format of a call per function."""
+        """Returns a list with the format of a call of each function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +126,8 @@ class TaggedTextParser(CallParser):
             return False
         header = self.tags.header.fullmatch(self._pending[:end]) if mark and not is_over else None
         if header is None or (self.tags.is_bare and not self._types.knows(header["name"])):
-            # A tag that is part of the header becomes text together with it; otherwise the tag would be found again.
+            # No call begins here. If the tag is part of the header, both become answer text together; if the tag were
+            # left unread, it would be found again.
             self._raw += self._read(0 if self._raw else len(self.tags.begins[-1]))
             self._drop_call()
             self._at = _At.TEXT
@@ -181,7 +180,7 @@ class TaggedTextParser(CallParser):
             if not self._pending:
                 return False
         end = self.tags.value[1]
-        # A line break before the closing tag belongs to the tag.
+        # A line break before the closing tag belongs to the tag and not to the value.
         marks = (f"\n{end}", end) if self.tags.has_lines else (end,)
         begin, mark = self._first(marks)
         held = 0 if mark else unfinished(self._pending, marks)
@@ -210,7 +209,7 @@ class TaggedTextParser(CallParser):
         return True
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Returns position and text of the first mark in `_pending`; the text is empty if there is no mark."""
+        """Returns position and text of the mark that comes first in `_pending`; the text is empty if there is none."""
         found = [(self._pending.find(mark), mark) for mark in marks if mark in self._pending]
         return min(found) if found else (-1, "")
 

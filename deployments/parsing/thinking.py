@@ -13,7 +13,7 @@ class _At(Enum):
 
 
 class ThinkingParser(Parser):
-    """Parser that takes the text between the two marks as reasoning and drops the marks."""
+    """Parser for which the text between the two marks is reasoning; the marks are dropped."""
 
     begin = "<think>"
     end = "</think>"
@@ -30,7 +30,7 @@ class ThinkingParser(Parser):
     def thinking_format(self) -> Format | None:
         """Returns the format of reasoning up to the closing mark.
 
-        The reasoning is optional unless the prompt or the model's format opens it.
+        The reasoning is optional, unless it is begun by the prompt or always written in the model's format.
         """
         if self._at is _At.ANSWER:
             return None
@@ -56,7 +56,7 @@ class ThinkingParser(Parser):
         return rest
 
     def cut(self) -> MessageDelta:
-        """Returns an empty delta: the text held back is dropped, because it is the beginning of a mark."""
+        """Returns an empty delta. The text that was held back is dropped, because it is the beginning of a mark."""
         self._pending = ""
         return MessageDelta()
 

@@ -1,4 +1,4 @@
-"""Converts arguments that are written as bare text to JSON of the types that the function's schema states."""
+"""Converts arguments that a model wrote as text without types to JSON values of the types in the function's schema."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 from wingbeat.deployments.parsing.call_format import Function
 
 _MOST_STEPS = 64
-"""Maximum number of references and branches that are followed in a schema."""
+"""Maximum number of references and branches that are followed in a schema, in total."""
 _NAMES = {"True": "true", "False": "false", "None": "null"}
 """Python's words for JSON's literals."""
 
 
 class ArgumentType(NamedTuple):
-    """JSON types and listed values of an argument; both sets are empty if the schema does not restrict the argument."""
+    """JSON types of an argument, and the values that its schema lists; both sets are empty if the schema does not
+    restrict the argument.
+    """
 
     types: frozenset[str] = frozenset()
     """Names of JSON types."""
@@ -22,7 +24,7 @@ class ArgumentType(NamedTuple):
 
     @property
     def is_free_text(self) -> bool:
-        """Whether every text is a valid value without conversion."""
+        """Whether any text is a valid value without conversion."""
         return self.types == {"string"} and not self.choices
 
 
@@ -72,7 +74,7 @@ def quoted(text: str) -> str:
 
 
 def _type(schema: Any, root: dict[str, Any], steps: Iterator[int]) -> ArgumentType:
-    # A client's schema may refer to itself in every branch; `steps` bounds the search.
+    # A client's schema may refer to itself in each branch, so the search is limited by `steps`.
     if not isinstance(schema, dict) or next(steps, None) is None:
         return ArgumentType()
     if isinstance(schema.get("$ref"), str):

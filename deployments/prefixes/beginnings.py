@@ -1,4 +1,6 @@
-"""Saved prefixes in front of prompts: resolves the names in requests, and creates prefixes from messages or a text."""
+"""Saved prefixes at the beginning of prompts: finds the prefix that a request names, and creates prefixes from messages
+or a text.
+"""
 
 import itertools
 import json
@@ -17,7 +19,7 @@ from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 VARIABLES = (*ChatBody.template_names, "documents", "reasoning_effort", "chat_template_kwargs")
 """Fields of a chat request that the chat template reads in addition to the messages."""
 _PROBES = ("0", "x")
-"""Contents of two messages that differ from their first character on."""
+"""Contents of two messages, which differ in their first character."""
 
 
 def unknown_prefix(name: str, param: str = "prefix") -> ApiError:
@@ -72,15 +74,15 @@ def beginning_of(pool: EnginePool, body: GenerationBody, variant: Variant | None
 
 
 def as_conversation(body: ChatBody) -> str:
-    """Return the conversation as JSON, which `PrefixBeginning.before` reads."""
+    """Return the conversation as JSON, in the form that `PrefixBeginning.before` reads."""
     return body.model_dump_json(include={"messages", *VARIABLES}, exclude_none=True)
 
 
 def conversation_tokens(
     tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool, expand: Callable[[str], str] = str
 ) -> tuple[int, ...]:
-    """Return the tokens with which every conversation begins that starts with these messages, as the template renders
-    them.
+    """Return the tokens that are common to all conversations that start with these messages, as rendered by the
+    template.
 
     Args:
         limit: maximum number of tokens of a prompt.
@@ -101,7 +103,7 @@ def conversation_tokens(
     try:
         try:
             one, other = (tokens(ChatMessage(role=role, content=text).as_template_input(in_parts)) for text in _PROBES)
-        except ValueError:  # the template requires another role next
+        except ValueError:  # the template requires a message of another role at this point
             one = other = tokens()
     except TextTooLong as error:
         raise prompt_too_long("messages", limit, error.num_tokens) from None

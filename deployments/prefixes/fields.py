@@ -4,7 +4,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import Part
 
 
 class PrefixFields(Part):
-    """Fields of a request that generates."""
+    """Fields that are added to all requests that generate text."""
 
     prefix: str | None = None
     """Extension: the name of a saved prefix, which is put before the request's own prompt."""

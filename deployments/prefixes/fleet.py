@@ -10,7 +10,7 @@ PREFIXES = "prefixes"
 
 
 class PrefixRefused(ValueError):
-    """An engine cannot keep a prefix; holds an error code and the reason."""
+    """An engine cannot keep a prefix. The exception holds an error code and the reason."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -18,7 +18,7 @@ class PrefixRefused(ValueError):
 
 
 class PrefixExists(ValueError):
-    """Another prefix already has the name."""
+    """The name already belongs to another prefix."""
 
 
 class FleetPrefixes(FleetNames[SavedPrefix]):
@@ -27,15 +27,15 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
     kind = PREFIXES
 
     async def save(self, prefix: SavedPrefix, replace: bool = False) -> SavedPrefix:
-        """Have every engine pin a prefix, then let requests use it, and keep it on disk.
+        """Make every engine pin a prefix, then let requests use the prefix, and keep it on disk.
 
         Args:
-            prefix: the prefix to save; its version is replaced by the next version.
+            prefix: the prefix to save; its version is replaced by a new version.
             replace: whether an existing prefix of that name may be replaced.
 
         Raises:
             PrefixExists: another prefix has the name, and `replace` is False.
-            PrefixRefused: an engine cannot keep it.
+            PrefixRefused: an engine cannot keep the prefix.
             EngineUnavailable: there is no engine, or an engine ended before it answered.
         """
         async with self.catalog.changing:
@@ -55,7 +55,7 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
             return prefix
 
     async def stored(self, name: str) -> SavedPrefix | None:
-        """Return the newest prefix with this name on any engine's disk; None if no engine has one.
+        """Return the newest prefix with this name on any engine's disk; None if no engine has such a prefix.
 
         Raises:
             EngineUnavailable: there is no engine, or an engine ended before it answered.

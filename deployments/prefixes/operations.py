@@ -11,19 +11,21 @@ if TYPE_CHECKING:
 
 
 class PrefixOperations:
-    """Operations that an engine's keeper of prefixes carries out; without a keeper, no prefixes are kept."""
+    """Operations on prefixes, which an engine's keeper of prefixes executes. If the engine has no keeper, prefixes are
+    refused.
+    """
 
     def __init__(self, keeper: "PrefixKeeper | None") -> None:
         self._prefixes = keeper
 
     def save_prefix(self, prefix: SavedPrefix) -> "Future[Refusal | None] | tuple[str, str]":
-        """Compute and pin a prefix; returns None, or error code and reason if the prefix is refused."""
+        """Compute and pin a prefix; returns None on success; if the prefix is refused, an error code and the reason."""
         if self._prefixes is None:
             return "invalid_value", "cannot be kept: this engine keeps no prefixes"
         return self._prefixes.save(prefix)
 
     def drop_prefix(self, name: str, version: int) -> None:
-        """Unpin a prefix that shall not be kept, because another engine has refused it."""
+        """Unpin a prefix that must not be kept, because another engine has refused it."""
         if self._prefixes is not None:
             self._prefixes.drop(name, version)
 

@@ -1,4 +1,4 @@
-"""`/v1/prefixes`: beginnings of prompts that operators have the engines compute once and keep."""
+"""`/v1/prefixes`: beginnings of prompts that, at an operator's request, the engines compute once and keep."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 PREFIXES_PATH = "/v1/prefixes"
 _CHAT_FIELDS = frozenset(("messages", *VARIABLES))
 Fleets = Mapping[CompletionService, FleetPrefixes]
-"""Fleet prefixes by model."""
+"""For each model (its service), the saved prefixes."""
 
 
 class SavePrefixBody(described(_CHAT_FIELDS)):
@@ -87,7 +87,7 @@ async def _save(models: ServedModels, fleets: Fleets, fields: dict[str, Any]) ->
 async def _read(
     service: CompletionService, fleet: FleetPrefixes, own: SavePrefixBody, chat: dict[str, Any]
 ) -> tuple[str, SavedPrefix]:
-    """Return the name of the body's field that describes the prefix, and the prefix."""
+    """Return the name of the body's field that contains the prefix, and the prefix."""
     tokenizer, limit = service.tokenizer, service.pool.info.max_model_len
     variant = service.pool.variants.find(own.model) if own.model is not None else None
     if chat.get("messages") is not None:
@@ -105,7 +105,7 @@ async def _read(
             (lambda text: reader.expand(text, read)) if read else str,
         )
         spans = reader.place(token_ids, read) if read else ()
-        # Messages with media parts are kept in the form in which they were sent.
+        # If there are media parts, the messages are kept in the form in which the client sent them.
         conversation = json.dumps(chat) if spans else as_conversation(body)
         return "messages", SavedPrefix(own.name, 0, token_ids, variant, conversation, spans)
     beside = sorted(name for name in chat if chat[name] is not None)
@@ -126,7 +126,7 @@ async def _read(
 
 
 async def _listed(fleets: Fleets) -> dict[str, Any]:
-    """Return all prefixes, each with its figures in the engines."""
+    """Return all prefixes, each with the figures that the engines report about it."""
     cards, engines = [], []
     for service, fleet in fleets.items():
         described = await fleet.describe()

@@ -30,7 +30,9 @@ REFUSED = (Refusal(PREFIX_DIR, NO_PREFIX_CACHE, "no prefixes are kept then", "le
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError, one line, for a path that is not a folder, or a number beyond any machine's capacity."""
+    """Raise ValueError, with a message of one line, if a path is not a folder, or if a number exceeds the capacity of
+    any machine.
+    """
     if config.prefix_dir is not None and config.prefix_dir.exists() and not config.prefix_dir.is_dir():
         raise ValueError(f"prefix_dir is {str(config.prefix_dir)!r}: must be a directory, or not exist yet")
     if (config.max_pinned_tokens or 0) > _MOST_TOKENS:
@@ -38,8 +40,8 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return whether the settings store prefixes in a folder and whether they disable prefix caching, with words for
-    each.
+    """Return, for each of two features (a folder for prefixes, and prefix caching turned off), whether the settings use
+    it, and words that name the setting.
     """
     return {
         PREFIX_DIR: (config.prefix_dir is not None, "prefix_dir is given"),

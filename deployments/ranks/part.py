@@ -19,7 +19,7 @@ def num_ranks(config: "AppConfig") -> int:
 
 
 def launch_ranks(config: "AppConfig") -> "Callable[[], RayRanks] | None":
-    """Return the launcher of an engine's ranks from 1 on; None if the engine's process holds the whole model."""
+    """Return the launcher of an engine's ranks 1 and higher; None if the engine's process holds the whole model."""
     if config.tensor_parallel_size == 1:
         return None
     from functools import partial

@@ -1,4 +1,4 @@
-"""Ranks from 1 on of a replica's engine. Each rank is an actor in a bundle of the replica's placement group."""
+"""Ranks 1 and higher of a replica's engine. Each rank is an actor in a bundle of the replica's placement group."""
 
 import asyncio
 import shutil
@@ -50,7 +50,7 @@ class RankActor:
 
 
 class RayRanks:
-    """Ranks from 1 on of one life of an engine. The life ends when the first of these ranks ends."""
+    """Ranks 1 and higher of one engine process. When one of these ranks ends, the engine is ended too."""
 
     def __init__(self, config: AppConfig) -> None:
         size, share = config.tensor_parallel_size, config.verifier_share()
@@ -61,8 +61,8 @@ class RayRanks:
             for rank in range(1, size)
         ]
         self._processes: dict[int, ActorProcess] = {}
-        # The process is requested before `follow` is called, because an actor runs its calls one after the other and
-        # `follow` lasts as long as the actor.
+        # The process is requested before `follow` is called, because an actor runs its calls one after the other, and
+        # the call of `follow` runs as long as the actor exists.
         self._asked = [actor.process.remote() for actor in self._actors]
         self._following = [actor.follow.remote(self.group, rank) for rank, actor in enumerate(self._actors, start=1)]
 
@@ -82,7 +82,9 @@ class RayRanks:
                 end.cancel()
 
     def kill(self) -> None:
-        """Kill all ranks without waiting for their end: through Ray, which frees their bundles, and by signal."""
+        """Kill all ranks without waiting for their end. The ranks are killed through Ray, so that their bundles are
+        freed, and also by signals.
+        """
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         for process in self._processes.values():

@@ -18,8 +18,8 @@ SETTINGS = {"tensor_parallel_size": (int, _FIELD)}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return whether a verifier has several ranks, and whether the settings use features that cannot be combined with
-    ranks.
+    """Return, by feature, whether the settings use the feature, and words that name the setting. The features are
+    several ranks, and features that cannot be combined with several ranks.
     """
     size, share = config.tensor_parallel_size, config.num_gpus_per_verifier
     return {
@@ -30,7 +30,9 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError, naming the setting to change, if the model's sizes cannot be divided evenly."""
+    """Raise ValueError if the model's sizes cannot be divided evenly among the ranks; the message names the setting to
+    change.
+    """
     size, num_gpus = config.tensor_parallel_size, config.num_gpus_per_verifier
     if num_gpus > 1 and num_gpus == int(num_gpus):
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Serves YAML files written for Ray Serve LLM; only their `import_path` changes.
+"""Serves YAML files that were written for Ray Serve LLM; only their `import_path` must be changed.
 
 applications:
-- import_path: wingbeat.deployments.ray_llm:build_openai_app    # was ray.serve.llm:build_openai_app
-  args: {llm_configs: [...]}
+- import_path: wingbeat.deployments.ray_llm:build_openai_app    # was ray.serve.llm:build_openai_app args: {llm_configs:
+  [...]}
 """
 
 import logging
@@ -26,7 +26,8 @@ def build_openai_app(args: Any) -> Application:
         args: an object with `llm_configs`, whose entries are objects, YAML files, YAML text or Ray's own `LLMConfig`.
 
     Raises:
-        SettingsError: a field is unknown, not supported, or wrong; one line that names the field and the remedy.
+        SettingsError: a field is unknown, not supported, or wrong; the message is one line that names the field and the
+            remedy.
     """
     config, accelerator_types, notes = settings_of(args)
     if notes:
@@ -38,7 +39,7 @@ def settings_of(args: Any) -> tuple[AppConfig, list[str | None], list[str]]:
     """Translates the arguments of `build_openai_app` to settings.
 
     Returns:
-        (settings, for each model Ray's accelerator type or None, a message for each field that has no effect).
+        (settings, for each model Ray's accelerator type or None, a message for each field that is ignored).
 
     Raises:
         SettingsError: as `build_openai_app`.

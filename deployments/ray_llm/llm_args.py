@@ -15,7 +15,9 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 
 FIELDS = ("llm_configs", "ingress_deployment_config", "ingress_cls_config")
 WITH_DRAFTER = 0.7
-"""Fraction of a pair's part of a GPU that the verifier gets if the drafter has weights; the drafter gets the rest."""
+"""If the drafter has weights: the verifier's fraction of the part of a GPU that the pair gets. The drafter gets the
+rest.
+"""
 
 
 class Said(NamedTuple):
@@ -25,7 +27,7 @@ class Said(NamedTuple):
     accelerator_types: list[str | None]
     """For each model, Ray's accelerator type for its pairs; None if any GPU is suitable."""
     notes: list[str]
-    """Message for each field that has no effect."""
+    """A message for each field that is ignored."""
 
 
 def read_args(args: Any, own: Collection[str]) -> Said:
@@ -33,10 +35,11 @@ def read_args(args: Any, own: Collection[str]) -> Said:
 
     Args:
         args: an object with `llm_configs`, the path of a YAML file, or YAML text.
-        own: names of Wingbeat's settings, which may stand among `engine_kwargs`.
+        own: names of Wingbeat's settings, which may be given among `engine_kwargs`.
 
     Raises:
-        ValueError: a field is unknown, not supported, or contradicts another; one line that names the field.
+        ValueError: a field is unknown, not supported, or contradicts another field; the message is one line that names
+            the field.
     """
     fields = _object(args, "args")
     for name in fields:

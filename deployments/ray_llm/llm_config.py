@@ -15,7 +15,7 @@ NESTED = (
     *("model_loading_config", "lora_config", "accelerator_config", "placement_group_config", "experimental_configs"),
     *("deployment_config", "deployment_config.ray_actor_options"),
 )
-"""Objects whose fields the table lists as `object.field`."""
+"""Nested objects; the table lists each of their fields as `object.field`."""
 _BUCKETS = ("s3://", "gs://", "abfss://", "azure://")
 _NVIDIA = (
     *("A100", "A100-40G", "A100-80G", "A10", "A10G", "B200", "B300", "GB200", "GB300", "H100", "H20", "H200", "K80"),
@@ -23,7 +23,7 @@ _NVIDIA = (
 )
 _ROUTERS = ("PrefixCacheAffinityRouter", "PowerOfTwoChoicesRequestRouter", "RoundRobinRouter", "KVAwareRouter")
 _ALWAYS_SCALES = {"min_replicas": 1, "max_replicas": 100}
-"""Ray Serve's autoscaling for `num_replicas: auto`."""
+"""Ray Serve's autoscaling settings for `num_replicas: auto`."""
 
 
 def _source(name: str, value: Any, given: Given) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _router_class(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Ignores vLLM's environment variables; refuses all other variables, because they belong to the application's
+    """Ignores vLLM's environment variables; refuses all other variables, because these must be set in the application's
     runtime_env.
     """
     rest = {key: said for key, said in (value or {}).items() if key != "env_vars" and said}
@@ -128,8 +128,8 @@ def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _adapters(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Returns settings with each adapter of the folder named `model_id:adapter`, as in Ray, and with the folder for
-    later adapters.
+    """Returns settings for the adapters in a folder: each adapter is named `model_id:adapter`, as in Ray, and the
+    folder is also the place for adapters that are loaded later.
     """
     if str(value).startswith(_BUCKETS):
         raise ValueError("nothing is fetched from buckets: copy the adapters to a folder that every node has")
@@ -208,7 +208,7 @@ LLM_CONFIG: dict[str, Row] = {
     "experimental_configs.stream_batching_interval_ms": renamed("stream_interval_ms"),
     "experimental_configs.num_ingress_replicas": renamed("num_router_replicas"),
 }
-"""Handling of each field of an `LLMConfig`; fields of the objects in `NESTED` as `object.field`."""
+"""Handling of each field of an `LLMConfig`; fields of the objects in `NESTED` are listed as `object.field`."""
 
 INGRESS: dict[str, Row] = {
     "num_replicas": renamed("num_router_replicas"),

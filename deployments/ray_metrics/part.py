@@ -1,3 +1,5 @@
-"""Hook of Ray's metrics. The implementation is named but not imported here, because commands import this file."""
+"""Hook of Ray's metrics. The implementation is given by its import path and not imported here, because commands import
+this file.
+"""
 
 publish = "wingbeat.deployments.ray_metrics.ray_export:publish"

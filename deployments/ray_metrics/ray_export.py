@@ -1,7 +1,7 @@
 """Publishes an engine's figures as Ray metrics, from the engine's replica. The metrics are the families of `/metrics`.
 
-Ray's exporters show these metrics beside the figures of nodes and deployments, as `ray_vllm_...` and
-`ray_wingbeat_...`.
+Ray's exporters publish these metrics together with the figures of nodes and deployments, under the names `ray_vllm_...`
+and `ray_wingbeat_...`.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ async def publish(model_name: str, engine_id: str, stats: Callable[[], Awaitable
 class RayExport:
     """Publishes families of prometheus_client as Ray metrics.
 
-    Ray's histograms accept only single values. Therefore the buckets, sums and counts of histograms become gauges;
-    counters cannot be used for them, because Ray would append `_total` to their names.
+    Ray's histograms accept only single values. Therefore the buckets, sums and counts of histograms are published as
+    gauges. Counters cannot be used, because Ray would append `_total` to their names.
 
     Args:
         api: `ray.util.metrics`, or a replacement for it.
@@ -43,7 +43,7 @@ class RayExport:
         self._api = api
         self._metrics: dict[str, Any] = {}
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        """Last published value of each counter, needed because Ray's counters take increments."""
+        """Last published value of each counter. The values are needed because Ray's counters accept only increments."""
         self._infos: dict[str, dict[str, str]] = {}
         """Latest labels of each metric whose name ends in `_info`. An engine has one row of each such metric."""
 
@@ -72,7 +72,7 @@ class RayExport:
     def _count(self, metric: Any, name: str, labels: dict[str, str], value: float) -> None:
         key = (name, tuple(sorted(labels.items())))
         told = self._told.get(key, 0.0)
-        # A value below the last value comes from a new engine, which counts from zero.
+        # If a value is below the last value, it comes from a new engine, which counts from zero.
         step = value if value < told else value - told
         self._told[key] = value
         if step > 0:

@@ -1,1 +1,1 @@
-"""Recordings of a verifier's hidden states, made over a text by a command, or from live traffic."""
+"""Recordings of a verifier's hidden states, made from a text (by a command) or from live traffic."""

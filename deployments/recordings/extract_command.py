@@ -1,4 +1,6 @@
-"""`wingbeat extract`: writes a verifier's hidden states and predictions over a text into a folder to train from."""
+"""`wingbeat extract`: runs a verifier over a text, and writes its hidden states and predictions into a folder, as
+training data.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of recorded live traffic, for training or for a head that learns."""
+"""Prometheus metrics of the recording of live traffic, made for later training or for a head that learns."""
 
 from collections.abc import Iterator
 from typing import Any

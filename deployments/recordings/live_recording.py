@@ -31,11 +31,11 @@ class TrafficRecording(NamedTuple):
 
 
 def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
-    """Return a drafter's needs with tapped layers: the drafter's layers, or the layers of a future head if it taps
-    none.
+    """Return a drafter's needs with tapped layers. These are the drafter's own tapped layers; if it taps none, the
+    layers that a future head would tap.
 
     Raises:
-        ValueError: a drafter with weights taps no hidden states, or taps other data beside hidden states.
+        ValueError: a drafter with weights taps no hidden states, or taps other data in addition to hidden states.
     """
     if needs.tap_layers and not needs.kv_layers:
         return needs
@@ -49,7 +49,7 @@ def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int
 
 
 def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRecording:
-    """Return a recording that is ready to observe an engine; files are created with the first data.
+    """Return a recording that can observe an engine; its files are created when the first data is recorded.
 
     Raises:
         ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
@@ -73,7 +73,7 @@ def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRe
 
 
 def check_engine(engine: Any, setting: str) -> None:
-    """Raise ValueError, which names the setting that needs rounds, for an engine that does not expose its rounds."""
+    """Raise ValueError if an engine does not expose its rounds. The message names `setting`, which needs rounds."""
     if not isinstance(engine, Engine):
         raise ValueError(f"{setting} needs Wingbeat's own engine: leave engine_factory out")
 

@@ -25,7 +25,9 @@ SETTINGS = {
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError for a path that is not a folder, or for traffic that is useless to record."""
+    """Raise ValueError if the path is not a folder, or if acceptance is forced, because no drafter can be trained on
+    texts that were drawn by forced acceptance.
+    """
     folder = config.recording_dir
     if folder is None:
         return

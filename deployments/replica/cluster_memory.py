@@ -12,16 +12,16 @@ class ClusterMemory:
     """Ray's internal key-value store, which outlives all replicas and routers and ends with the cluster.
 
     Args:
-        key: prefix that is unique to one build of an application, so that another build starts without values. With
-            None, nothing is stored.
+        key: prefix that is unique to one build of an application, so that another build does not see this build's
+            values. With None, nothing is stored.
     """
 
     def __init__(self, key: str | None) -> None:
         self._key = key
 
     async def read(self, kind: bytes, name: str = "") -> str | None:
-        """Return the value that was written last, None if there is none; raises TimeoutError after `KEEP_S` without
-        answer.
+        """Return the value that was written last; None if no value was written. Raises TimeoutError if the store has
+        not answered within `KEEP_S`.
         """
         if self._key is None:
             return None
@@ -31,7 +31,7 @@ class ClusterMemory:
         return None if found is None else found.decode()
 
     async def write(self, kind: bytes, value: str, name: str = "") -> None:
-        """Store a value; raises TimeoutError after `KEEP_S` without answer."""
+        """Store a value; raises TimeoutError if the store has not answered within `KEEP_S`."""
         if self._key is None:
             return
         from ray.experimental.internal_kv import _internal_kv_put

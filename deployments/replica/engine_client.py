@@ -1,5 +1,5 @@
-"""The replica's client of an engine's process: streams, requests and calls over the link, and handling of the engine's
-end.
+"""The replica's client of an engine's process: streams, requests and calls over the link; handles the end of the
+engine's process.
 """
 
 import asyncio
@@ -27,11 +27,13 @@ from wingbeat.deployments.replica.router_streams import ClientLoads, RouterStrea
 CLOGGED_S = 5e-3
 """Seconds between two attempts to send through a full ring."""
 ANSWER_S = 900.0
-"""Maximum seconds to wait for the result of a call, whose work can be long, such as the prefill of a pinned prefix."""
+"""Maximum seconds to wait for the result of a call. The work of a call can be long, such as the prefill of a pinned
+prefix.
+"""
 
 AskDrafter = Callable[[bytes], Awaitable[bytes | None]]
 """Function from pickled `DrafterTerms` to pickled `DrafterNeeds`, which the replica passes on without unpickling. The
-function returns None if the engine's process has to find out the needs itself.
+function returns None if the engine's process has to determine the needs itself.
 """
 
 
@@ -42,7 +44,7 @@ class EngineFailed(RuntimeError):
 class EngineClient:
     """Connection to one engine process.
 
-    The object is used on one event loop only; no method blocks until the engine answers.
+    The object is used on one event loop only; no method blocks the event loop while the engine works.
 
     Args:
         weights: digest of the pushed weights that the engine uses; empty if it uses the weights that the settings name.
@@ -56,8 +58,8 @@ class EngineClient:
         self._open: dict[tuple[str, int], int] = {}
         """For each open request, by client and number: the position in the link's stream at which its message ends."""
         self._shared: dict[tuple[str, int], list[int]] = {}
-        """By client and number of a request: file descriptors of the shared memory that holds the media spans of its
-        prompt.
+        """For each request, by client and number: file descriptors of the shared memory that holds the media spans of
+        the request's prompt.
         """
         self._held = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -87,7 +89,7 @@ class EngineClient:
         return await self._started
 
     def connect(self, client_id: str) -> RouterStream:
-        """Open a client's stream.
+        """Open the stream of outputs to a client.
 
         Raises:
             EngineFailed: the engine is gone.
@@ -111,8 +113,8 @@ class EngineClient:
         Raises:
             RouterGone: the client is not connected.
             EngineFailed: the engine is gone.
-            AttributeError: an object among the requests is malformed and has no number, so that no refusal can be sent
-                for it.
+            AttributeError: an object among the requests is malformed and has no number, so that its refusal cannot be
+                sent.
         """
         self.check_alive()
         if client_id not in self._streams:
@@ -141,7 +143,9 @@ class EngineClient:
                 )
 
     def _with_shared_spans(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
-        """Yield the requests with media spans moved to shared memory; a request fails if there is no room."""
+        """Yield the requests with media spans moved to shared memory; a request fails if there is not enough shared
+        memory.
+        """
         for one in requests:
             if not one.request.spans:
                 yield one
@@ -159,7 +163,7 @@ class EngineClient:
             os.close(fd)
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
-        """Stop requests and free their KV blocks; unknown and ended requests are ignored."""
+        """Stop requests and free their KV blocks; requests that are unknown or have ended are ignored."""
         numbers = list(numbers)
         for number in numbers:
             self._end_request(client_id, number)
@@ -189,14 +193,15 @@ class EngineClient:
             self._streams.tell_takes(True)
 
     def renew(self, weights: str) -> None:
-        """Report to routers that the weights with this digest are used from now on."""
+        """Report to routers that the engine uses the weights with this digest from now on."""
         self.weights = weights
         self._streams.tell_weights(weights)
 
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
-        """Run a method of `EngineCalls` between two rounds; the future returned gets its result or its exception.
+        """Run a method of `EngineCalls` between two rounds; the returned future gets the result or the exception of the
+        method.
 
-        The exception is EngineFailed if the engine is gone, and TimeoutError if the engine has not answered within
+        The future gets EngineFailed if the engine is gone, and TimeoutError if the engine has not answered within
         `ANSWER_S`.
         """
         future = self._event_loop.create_future()
@@ -225,7 +230,7 @@ class EngineClient:
         await self._lost.wait()
 
     def look(self, watch: EngineWatch, now: float) -> Look:
-        """Return the watch's verdict on the engine at the time `now`, and report to routers whether the engine is
+        """Return the verdict of `watch` on the engine at the time `now`; also report to routers whether the engine is
         stalled.
         """
         link = self._link
@@ -234,11 +239,11 @@ class EngineClient:
         return found
 
     def at_work_for(self) -> list[str]:
-        """Return the engine-wide ids of the requests that the engine is working for now."""
+        """Return the engine-wide ids of the requests that the engine is working on now."""
         return self._link.pulse.names()
 
     def lose(self, reason: str, suspects: Iterable[str] = ()) -> None:
-        """Handle the end of the process: read its final messages, then end streams and calls.
+        """Handle the end of the engine's process: read the final messages, then end streams and calls.
 
         A second call does nothing. Requests that the engine had not read are returned to their routers; if one request
         ran alone, all others are returned. About the remaining requests, any of which may have caused the end, routers
@@ -303,7 +308,8 @@ class EngineClient:
                     self._answer(*rest)
                 case ToReplica.ASK_NEEDS:
                     self._asking = self._event_loop.create_task(self._ask(*rest))
-                case ToReplica.STARTED if not self._started.done():  # else `start` was cancelled
+                # `_started` is done here only if `start` was cancelled
+                case ToReplica.STARTED if not self._started.done():
                     self._started.set_result(*rest)
                 case ToReplica.FAILED if not self._started.done():
                     self._started.set_exception(*rest)

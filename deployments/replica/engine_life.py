@@ -1,7 +1,7 @@
-"""Life of an engine in its replica, from the start of the engine's processes to their end.
+"""Lifetime of an engine in its replica, from the start of the engine's processes to their end.
 
-A life consists of the engine's process, the processes of the other tensor-parallel ranks if the model is divided, and
-the drafter.
+These are the engine's own process, the processes of the other tensor-parallel ranks if the model is divided, and the
+drafter's process if the drafter does not run in the engine's process.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from wingbeat.runtime.verifier_errors import BackendLost
 logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.replica.engine.engine_process"
 STOP_S = 10.0
-"""Seconds that a stopping process has to finish its running round and open files before it is killed."""
+"""Seconds that a stopping process has to finish its running round and to close its files before it is killed."""
 DEATH_S = 30.0
 """Maximum seconds to wait until the kernel has ended a killed process."""
 STACKS_S = 1.0
@@ -35,7 +35,7 @@ STACKS_S = 1.0
 MOST_NAMED = 8
 """Maximum number of requests that a log line names."""
 OWN_WORDS_S = 3.0
-"""Seconds that a starting engine has to report an error of its own after one of its ranks has ended."""
+"""After a rank has ended during the start: seconds that the engine has to report its own error."""
 
 
 LaunchDrafter = Callable[[bytes | None], DrafterHandle]
@@ -45,7 +45,7 @@ yet.
 
 
 class OtherRanks(Protocol):
-    """The processes of a divided verifier beside rank 0, which is the engine's process."""
+    """The processes of ranks 1 and higher of a divided verifier; rank 0 is the engine's process."""
 
     group: Any
     """Rendezvous of the ranks; see `PairSettings.spread`."""
@@ -62,12 +62,13 @@ class OtherRanks(Protocol):
 
 
 class EngineLife:
-    """Starts an engine with its drafter once, and ends them once. The object must be created on the event loop that
-    uses it.
+    """Starts an engine and its drafter once, and ends both once. The object must be created on the event loop that uses
+    it.
 
     Args:
         start: parameters of the engine's process.
-        launch_drafter: starts a drafter; None if the engine has no drafter in a process of its own.
+        launch_drafter: starts a drafter; None if the engine has no drafter, or if the drafter runs in the engine's
+            process.
         launch_ranks: starts the other ranks; None if the engine's process holds the whole model.
         names: named objects that the engine shall hold; objects that the engine finds on disk are added to them.
         is_first: whether no other engine has run in this replica.
@@ -96,11 +97,12 @@ class EngineLife:
         self._memory_kills = MemoryKills()
         link = Link.create()
         try:
-            # Ray sets OMP_NUM_THREADS of its workers from their reserved CPUs, but the engine has its own number of
-            # threads.
+            # Ray sets OMP_NUM_THREADS of its workers from their reserved CPUs, but the engine computes its own number
+            # of threads.
             env = {"OMP_NUM_THREADS": str(start.config.num_threads() or 1), **waiting_env(), **compiler_env()}
             self._process = ChildProcess(MODULE, link.child_fds, env)
-        except BaseException:  # any error, such as lack of memory: nothing else would end the processes launched above
+        # whatever the error is, such as lack of memory: nothing else would end the processes launched above
+        except BaseException:
             link.close()
             self._end_others()
             raise
@@ -114,7 +116,8 @@ class EngineLife:
         """Load the engine and the drafter, and run the drafter's self-test.
 
         Raises:
-            Exception: the error that prevented the start of engine or drafter; one line that says what to change.
+            Exception: the error that prevented the start of engine or drafter; the message is one line that names what
+                to change.
         """
         limit_s = self._start.config.engine_start_timeout_s
         try:
@@ -136,7 +139,7 @@ class EngineLife:
         try:
             started = await self.client.start(self._start)
         except BackendLost:
-            # The engine's error says only that a rank is lost; `_watch_ranks` finds out which rank and why.
+            # The engine's error states only that a rank is lost; `_watch_ranks` determines which rank, and why.
             await asyncio.wait([self._watching_ranks], timeout=2 * OWN_WORDS_S)
             self.client.check_alive()
             raise
@@ -145,15 +148,15 @@ class EngineLife:
             await self._start_drafter(started)
         elif config.drafts_in_engine() and started.checks_drafter:
             await self._try_drafter()
-        # These calls come after the drafter's self-test, so that neither named objects nor the recording hold anything
-        # of the test.
+        # These calls come after the drafter's self-test, so that neither the named objects nor the recording contain
+        # data of the test.
         for kind, catalog in self._names.catalogs.items():
             catalog.merge(await self.client.call("open_names", kind, catalog.changes()))
         await self.client.call("observe")
 
     @property
     def drafter_place(self) -> str | None:
-        """The value of the setting drafter_place that is in effect; None if there is no drafter."""
+        """The effective value of the setting drafter_place; None if there is no drafter."""
         config = self._start.config
         if not config.has_drafter():
             return None
@@ -164,8 +167,8 @@ class EngineLife:
         """Return the kind of channel that carries rounds; None if the drafter runs in the engine's process.
 
         Args:
-            meant: kind of channel that the settings select, which is in use unless the pair has fallen back to host
-                memory.
+            meant: kind of channel that the settings select. The channel is of this kind unless the pair has fallen back
+                to host memory.
         """
         if self.drafter_place == "engine":
             return None
@@ -181,8 +184,8 @@ class EngineLife:
         self._process.kill()
         await asyncio.wait([self._watching], timeout=DEATH_S)
         if not self._watching.done():
-            # A device driver may keep the killed process in the kernel. The life ends all the same, because nothing
-            # here depends on the process any more.
+            # A device driver may keep the killed process in the kernel. This method goes on all the same, because
+            # nothing here depends on the process any more.
             logger.error("The engine's process %d does not end, though it was killed", self._process.pid)
             self._watching.cancel()
             self.client.lose("its process does not end")
@@ -207,7 +210,9 @@ class EngineLife:
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
 
     async def _guard(self) -> None:
-        """End the engine if it is stuck. `_watch` does not notice this, because the process of a stuck engine lives."""
+        """End the engine if it is stuck. `_watch` does not notice a stuck engine, because its process is still
+        alive.
+        """
         while self.client.failure is None:
             await asyncio.sleep(LOOK_S)
             if self.client.failure is not None:
@@ -216,12 +221,12 @@ class EngineLife:
                 await self._end_stuck(f"the engine's process {self._process.pid} was {found.stuck}, and was killed")
 
     async def _end_stuck(self, reason: str) -> None:
-        """Log the stacks of the engine's process and kill it; the requests that the process was working for become
+        """Log the stacks of the engine's process and kill it; the requests that the engine was working on become
         suspects.
         """
         if self.client.failure is not None:
             return
-        # If the process was stopped by a signal (SIGSTOP), no request is to blame, so that there are no suspects.
+        # If the process was stopped by a signal (SIGSTOP), no request is the cause, so there are no suspects.
         suspects = [] if is_stopped(self._process.pid) else self.client.at_work_for()
         logger.error("%s; it was working for the requests %s", reason, ", ".join(suspects[:MOST_NAMED]) or "(none)")
         logger.error("its threads, then their stacks: %s", "; ".join(threads_of(self._process.pid)))
@@ -237,7 +242,7 @@ class EngineLife:
         reason = await self.ranks.lost()
         logger.error("%s", reason)
         if self.info is not None:
-            self.client.stop()  # gives running requests back, unless the engine has already noticed the loss itself
+            self.client.stop()  # the engine gives running requests back, unless it has already noticed the loss itself
             await asyncio.wait([self._watching], timeout=STOP_S)
             self._process.kill()  # a captured round would wait for ever for the GPU, which waits for the lost rank
             self.client.lose(reason)

@@ -11,15 +11,17 @@ from wingbeat.deployments.replica.engine_client import EngineClient, EngineFaile
 
 logger = logging.getLogger(__name__)
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each new start in a series of failures. If the start after the last pause fails too, the replica gives
-up.
+"""Pauses in seconds before the successive restarts in a series of failures. If the start after the last pause fails
+too, the replica gives up.
 """
 STABLE_S = 60.0
-"""Seconds. If an engine ran for longer before it died, its death begins a new series of failures."""
+"""Seconds after which an engine counts as stable: if it dies later than that, its death begins a new series of
+failures.
+"""
 
 
 class Life(Protocol):
-    """Interface of one engine with its drafter; `EngineLife` implements it."""
+    """Interface to the lifetime of one engine with its drafter; `EngineLife` implements it."""
 
     client: EngineClient
 
@@ -28,7 +30,7 @@ class Life(Protocol):
 
 
 class _Change(NamedTuple):
-    """A requested change to an engine with other settings, such as other weights."""
+    """A requested replacement of the engine by an engine with other settings, such as other weights."""
 
     launch: Callable[[], Life]
     done: "asyncio.Future[None]"
@@ -38,7 +40,7 @@ class EngineSupervisor:
     """Owns the engine of one replica.
 
     Args:
-        launch: creates the next life, which this class starts.
+        launch: creates the `Life` of the next engine; this class starts it.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class EngineSupervisor:
 
     @property
     def life(self) -> Life | None:
-        """The life of the running engine; None if no engine runs."""
+        """The `Life` of the running engine; None if no engine runs."""
         return self._life if self._started_at is not None and self._life.client.failure is None else None
 
     @property
@@ -84,7 +86,7 @@ class EngineSupervisor:
         """Start the first engine.
 
         Raises:
-            Exception: the error that prevented the start; one line that says what to change.
+            Exception: the error that prevented the start; the message is one line that names what to change.
         """
         self._life = self._launch()
         await self._life.start()
@@ -122,11 +124,11 @@ class EngineSupervisor:
             await (self._replace() if self._change is None else self._take_change())
 
     async def change(self, launch: Callable[[], Life]) -> None:
-        """End the running engine and start an engine by `launch`; later restarts use `launch` too.
+        """End the running engine and start an engine with `launch`; later restarts use `launch` too.
 
         Raises:
             EngineFailed: no further engine will start in this replica.
-            Exception: the error that prevented the start; an engine of the former kind has been started instead.
+            Exception: the error that prevented the start; an engine with the former settings has been started instead.
         """
         if self.failure is not None:
             raise self.failure
@@ -147,7 +149,7 @@ class EngineSupervisor:
             self._life = self._launch()
             await self._life.start()
         except Exception as error:
-            # Any exception is caught here, and is raised to the caller of `change`.
+            # Any exception is caught here, because the caller of `change` gets it.
             await self._life.end()
             self._launch = before
             await self._replace()

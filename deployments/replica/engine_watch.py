@@ -1,4 +1,5 @@
-"""Decides when an engine is stuck, that is, when a piece of work takes longer than its size and earlier rounds explain.
+"""Decides when an engine is stuck, that is, when a piece of work takes longer than is plausible for its size and the
+durations of earlier rounds.
 
 This module uses no processes, event loops or clocks; callers pass the engine's beats and the time.
 """
@@ -8,9 +9,11 @@ from typing import NamedTuple
 from wingbeat.cluster.channels.pulse import Beat, Work, size_class
 
 ROUNDS = 10.0
-"""A round may take this many times as long as the slowest round of its size class, and always stuck_after_s."""
+"""A round may take this many times as long as the slowest round of its size class so far, but the limit is never below
+stuck_after_s.
+"""
 UNKNOWN_SIZE = 4.0
-"""Factor on stuck_after_s for rounds of a size class that has not run yet, because kernels may be compiled in them;
+"""Factor on stuck_after_s for a round of a size class that has not run yet, because such a round may compile kernels;
 also for an engine's first round if another engine has run in this replica before.
 """
 FIRST = 10.0
@@ -20,10 +23,12 @@ CALLS = 10.0
 measures many passes.
 """
 STALLED_SHARE = 1 / 3
-"""Fraction of the limit after which an engine counts as stalled; routers then prefer other engines."""
+"""Fraction of the limit: an engine without progress for longer than this counts as stalled; routers then prefer other
+engines.
+"""
 LOOK_S = 0.5
-"""Seconds between two looks. Time in which the watcher itself did not run is not counted, for example while watcher and
-engine are both stopped.
+"""Seconds between two looks. Time in which the watching process itself did not run is not counted, for example while
+both the replica and the engine are stopped.
 """
 
 
@@ -39,7 +44,7 @@ class EngineWatch:
     """Watches one engine from its start to its end.
 
     Args:
-        stuck_after_s: seconds that every round may take, whatever its size.
+        stuck_after_s: seconds that each single round may take, whatever its size.
         is_first: whether no other engine has run in this replica.
     """
 
@@ -81,8 +86,9 @@ class EngineWatch:
             return max(self._stuck_after_s, ROUNDS * slowest_s[index])
         if not any(slowest_s):
             return self._first * self._stuck_after_s
-        # A round's time grows at most linearly with its tokens. So the time of a larger round is scaled up from the
-        # next smaller class, and a smaller round takes no longer than the next larger class.
+        # For a size class without measurements: the time of a round grows at most linearly with its tokens, so the
+        # limit is scaled up from the next smaller measured class; or, if there is none, taken from the next larger
+        # class, because a smaller round takes no longer.
         smaller = next((other for other in range(index, -1, -1) if slowest_s[other]), None)
         if smaller is None:
             expected_s = next(filter(None, slowest_s[index:]))

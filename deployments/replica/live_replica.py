@@ -12,8 +12,8 @@ from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 logger = logging.getLogger(__name__)
 
 TOLD_S = 20.0
-"""Maximum seconds to wait until the engine has applied a change between two rounds; Serve waits for the replica
-meanwhile.
+"""Maximum seconds to wait until the engine has applied a change, which it does between two rounds. Serve waits for the
+replica meanwhile.
 """
 
 
@@ -32,11 +32,11 @@ class LiveReplica:
         self._is_up = True
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook, called after a start and for each new `user_config`, as `Router.reconfigure` is.
+        """Serve's hook, called at the replica's start and for each new `user_config`; see `Router.reconfigure`.
 
         Raises:
-            ValueError: `user_config` is invalid at the start; one line that names the field. A running replica only
-                logs an invalid `user_config`.
+            ValueError: `user_config` is invalid at the start; the message is one line that names the field. Later, an
+                invalid `user_config` is only logged.
         """
         try:
             self.log_level = LiveLogOptions.of(user_config).log_level
@@ -46,8 +46,8 @@ class LiveReplica:
             logger.error("%s. This replica goes on as it was.", error)
             return
         set_log_level(self.log_level)
-        # The error is only logged, because Serve would stop a replica that raises here, together with its requests. The
-        # next engine starts with the new level in any case.
+        # The error is only logged, because Serve would stop a replica that raises here, together with its requests.
+        # Even if the running engine has not applied the new level, the next engine starts with it.
         try:
             async with asyncio.timeout(TOLD_S):
                 client = await self._engines.ready()

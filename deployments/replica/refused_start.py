@@ -1,4 +1,4 @@
-"""Marks errors of a replica's start that would occur again in a further attempt."""
+"""Marks errors of a replica's start that would occur again if the start were repeated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 
 
 class RefusedStartError(RuntimeError):
-    """The settings or the files are wrong; one line that says what to change."""
+    """The settings or the files are wrong; the message is one line that names what to change."""
 
 
 _MARK = f"{RefusedStartError.__name__}: "
@@ -25,6 +25,8 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(message: str | None) -> str | None:
-    """Return the line of a RefusedStartError in a deployment's status message of Serve; None if there is none."""
+    """Return the message of a RefusedStartError that Serve's status message of a deployment contains; None if it
+    contains none.
+    """
     cause = root_cause(message or "")
     return cause.removeprefix(_MARK) if cause.startswith(_MARK) else None

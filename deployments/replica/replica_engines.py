@@ -17,8 +17,8 @@ class ReplicaEngines:
     Args:
         config: the settings.
         memory: store shared by all replicas of the build.
-        new_life: function that creates an engine from settings and the digest of its weights. An empty digest stands
-            for the weights that the settings name.
+        new_life: function that creates an engine's `EngineLife` from settings and the digest of the weights. An empty
+            digest stands for the weights that the settings name.
     """
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
@@ -29,15 +29,15 @@ class ReplicaEngines:
         """Start the first engine.
 
         Raises:
-            Exception: the error that prevented the start; one line that says what to change.
+            Exception: the error that prevented the start; the message is one line that names what to change.
         """
         await self._start_engine("")
 
     async def _start_engine(self, digest: str) -> None:
         """Start an engine, unless an earlier replica has found that the model is unsupported.
 
-        After a replica has failed, Serve starts another replica. Without this check, that replica would load the same
-        model only to refuse it again.
+        After a replica has failed, Serve starts another replica, which without this check would load the same model
+        only to refuse it again.
         """
         name = f"/{digest}"
         refusal = await self._memory.read(REFUSALS, name)

@@ -1,5 +1,5 @@
-"""Outputs on their way to one router: collected in the engine's process, and merged in the replica until the router
-reads.
+"""Outputs on their way to one router: collected in the engine's process, and merged in the replica's process until the
+router reads them.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 class Outbox:
     """Outputs of one router's requests in the engine's process, until the next message to the router.
 
-    The engine's thread uses this class. Tokens of several rounds are merged into one output per request, so that memory
-    is bounded by the number of requests, however long sending is impossible.
+    The engine's thread uses this class. Tokens of several rounds are merged into one output per request. Memory is
+    therefore bounded by the number of requests, even if nothing can be sent for a long time.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -32,7 +32,8 @@ class Outbox:
     def put(self, number: int, output: RequestOutput, *, urgent: bool) -> None:
         """Add one round's output of a request.
 
-        An urgent output is due at once. If an output cannot be encoded, the request fails, which is urgent too.
+        An urgent output is due at once. If the output cannot be encoded, the request fails, and this failure is urgent
+        too.
         """
         self._urgent |= urgent
         try:
@@ -42,14 +43,15 @@ class Outbox:
             self.give_up(number, Verdict.FAILED, f"its output cannot be sent: {type(error).__name__}")
 
     def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
-        """Report to the client that its request will not be finished by this engine."""
+        """Add a report to the client that this engine will not finish the request."""
         self._waiting.give_up(number, verdict, reason)
         self._urgent = True
 
     def due(self, now: float, *, idle: bool = False) -> bool:
         """Return whether outputs are to be sent now.
 
-        An urgent output is sent at once. Other outputs are sent after the interval, or at once if the engine is idle.
+        An urgent output is sent at once. Other outputs are sent once the interval since the last message has passed, or
+        at once if the engine is idle.
         """
         return self._urgent or (bool(self._waiting) and (idle or now >= self._due_at))
 
@@ -62,8 +64,8 @@ class Outbox:
 class RouterStream:
     """Queue in the replica of messages to one router, consumed on the event loop that fills it.
 
-    Messages that were not consumed are merged into one, so that memory is bounded by the number of requests, however
-    slow the consumer is.
+    Messages that were not consumed are merged into one. Memory is therefore bounded by the number of requests, even if
+    the consumer is slow.
     """
 
     def __init__(self) -> None:
@@ -84,7 +86,7 @@ class RouterStream:
         self._ready.set()
 
     def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
-        """Report to the router that its request will not be finished by this engine."""
+        """Add a report to the router that this engine will not finish the request."""
         self._outputs.give_up(number, verdict, reason)
         self._ready.set()
 
@@ -94,7 +96,7 @@ class RouterStream:
         self._ready.set()
 
     def tell_others(self, num_requests: int, num_tokens: int) -> None:
-        """Report the load of other routers at this engine."""
+        """Report the load that other routers put on this engine."""
         self._others = num_requests, num_tokens
         self._ready.set()
 

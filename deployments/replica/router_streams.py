@@ -1,4 +1,6 @@
-"""Streams of all routers at one engine, with each router's load, and the reports that routers get beside outputs."""
+"""Streams from one engine to all routers, the load of each router, and the reports that routers get in addition to
+outputs.
+"""
 
 import asyncio
 from typing import NamedTuple
@@ -31,7 +33,7 @@ class _OpenRequest:
 
     @property
     def num_held(self) -> int:
-        """Number of KV cache positions that the request holds once it runs."""
+        """Number of KV cache positions that the request occupies once it runs."""
         return self.num_prompt + self.num_done + self.num_written
 
 
@@ -60,8 +62,8 @@ class ClientLoads:
             self.answers.add(request.num_done + request.num_written)
 
     def unbegun(self) -> dict[str, list[int]]:
-        """Return, by client, the numbers of requests that have no output tokens, neither from this nor from an earlier
-        engine.
+        """Return, by client, the numbers of requests that have no output tokens yet, from this engine or from an
+        earlier engine.
         """
         found: dict[str, list[int]] = {}
         for (client_id, number), request in self._open.items():
@@ -72,7 +74,8 @@ class ClientLoads:
     def alone(self) -> tuple[str, int] | None:
         """Return client and number of the request that the engine runs alone; None if there is none.
 
-        The request is the oldest open request that has to begin alone and still has at most `ALONE_TOKENS` tokens.
+        A request runs alone if it is the oldest open request that has to begin alone and has at most `ALONE_TOKENS`
+        output tokens so far.
         """
         of_them = (key for key, one in self._open.items() if one.begins_alone and one.num_written <= ALONE_TOKENS)
         return next(of_them, None)
@@ -134,7 +137,7 @@ class RouterStreams:
         self._stalled = False
         self._takes = True
         self._told: dict[str, ClientLoad] = {}
-        """For each router, the load of other routers that was last reported."""
+        """For each router, the last report that it got about the load of the other routers."""
         self._telling = False
 
     def __contains__(self, client_id: str) -> bool:
@@ -191,7 +194,7 @@ class RouterStreams:
                 stream.tell_stalled(stalled)
 
     def tell_takes(self, takes: bool) -> None:
-        """Report to every router whether the engine accepts requests that have no output tokens yet."""
+        """Report to every router whether the engine accepts requests without output tokens."""
         self._takes = takes
         for stream in self._streams.values():
             stream.tell_takes(takes)
@@ -203,7 +206,7 @@ class RouterStreams:
 
     def tell_loads_soon(self) -> None:
         """Schedule a report about other routers' load; reports are at least `TELL_LOADS_S` apart."""
-        # A router that is the only router of this engine knows the whole load, so that no report is needed.
+        # If this engine has only one router, that router knows the whole load, so no report is needed.
         if not self._telling and (len(self._streams) > 1 or self._told):
             self._telling = True
             self._event_loop.call_later(TELL_LOADS_S, self._tell_loads)

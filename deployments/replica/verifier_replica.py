@@ -1,4 +1,4 @@
-"""The verifier as a Serve deployment: runs the engine in a process of its own and streams outputs to routers."""
+"""The verifier as a Serve deployment: runs the engine in a separate process and streams outputs to routers."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ LOOK_S = 0.5
 
 
 class WrongEngine(RuntimeError):
-    """The call names the engine of another replica, which is gone."""
+    """The call is meant for the engine of another replica, and that replica is gone."""
 
 
 class OtherModel(RuntimeError):
@@ -47,14 +47,14 @@ class OtherModel(RuntimeError):
 
 
 class Verifier(LiveReplica):
-    """Replica of an engine with its drafter. Every call names the engine that it is meant for; see
+    """Replica of an engine with its drafter. Each call names the engine for which the call is meant; see
     `EngineRequestRouter`.
 
-    The engine's id is the replica's id, so that the id stays when the engine's process is replaced.
+    The engine's id is the id of the replica, so the id stays the same when the engine's process is replaced.
 
     Args:
-        drafters: pool of drafters that all verifiers share, see `bind_drafters` in `wingbeat.deployments.parts`; or
-            None.
+        drafters: pool of drafters that all verifiers share; None if this verifier has its own drafter. See
+            `bind_drafters` in `wingbeat.deployments.parts`.
         store_key: key of `ClusterMemory`.
     """
 
@@ -83,8 +83,8 @@ class Verifier(LiveReplica):
             with refusals():
                 await self._loaded.start()
         except BaseException:
-            # Everything is released explicitly, because the replica's process may live on and the traceback of the
-            # failure references these objects.
+            # Everything is released explicitly, because the replica's process may go on running, and the traceback of
+            # the failure keeps references to these objects.
             await self._end()
             raise
         self._info: ModelInfo = replace(self._engines.life.info, text_identity=config.text_identity())
@@ -140,11 +140,11 @@ class Verifier(LiveReplica):
         the first message is sent only after the new engine has started.
 
         Args:
-            text_identity: `AppConfig.text_identity` that the router's requests require; None accepts every identity.
+            text_identity: `AppConfig.text_identity` that the router's requests require; None accepts any identity.
 
         Raises:
             WrongEngine: this is another engine.
-            OtherModel: the model of this replica would write other text.
+            OtherModel: the model of this replica may generate other texts.
             RouterGone: the router made no call for `LEASE_S`.
             EngineFailed: the engine's process has died.
         """
@@ -181,7 +181,7 @@ class Verifier(LiveReplica):
         life = self._engines.life
         figures, supervisor = await client.call("figures"), life.supervisor
         drafter_pid = 0 if supervisor is None else supervisor.pid
-        # A drafter that has not attached yet is reported as lost.
+        # For a drafter that has not attached yet, the engine reports `none`; callers get `lost`.
         awaited = supervisor is not None and figures.drafter_state == "none"
         of_parts = {name: figure for one in self._beside for name, figure in one.figures().items()}
         return {
@@ -205,7 +205,7 @@ class Verifier(LiveReplica):
         }
 
     async def report(self) -> dict[str, Any]:
-        """Return facts about the served model and the result of the drafter's self-test, for people to read."""
+        """Return facts about the served model and the result of the drafter's self-test, for display to people."""
         info, config, life = self._info, self._config, self._engines.life
         return {
             "model": info.model_name,
@@ -250,7 +250,8 @@ class Verifier(LiveReplica):
         return await asyncio.shield(self._spawn(self._loaded.operations()[operation](**arguments)))
 
     async def tell(self, *, engine_id: str, changes: NameChanges) -> None:
-        """Merge a router's changes of names, forward them to the other routers, and apply them in the engine.
+        """Merge a router's changes of names into this replica's names, forward them to the other routers, and apply
+        them in the engine.
 
         Raises:
             WrongEngine: this is another engine.
@@ -293,7 +294,9 @@ class Verifier(LiveReplica):
         return task
 
     def _new_life(self, config: AppConfig, weights: str) -> EngineLife:
-        """Create an engine from settings that are equal to the replica's except for the weights."""
+        """Create the `EngineLife` of an engine. The settings may differ from the replica's settings only in the
+        weights.
+        """
         launch = first("launch_drafter", config, self._drafters, self._channel)
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, self._start.core)

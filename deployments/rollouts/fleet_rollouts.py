@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(ValueError):
-    """The data that the caller sent do not fit, and nothing was done. The message is one line that begins with the name
-    of a field, a tensor or a file.
+    """The data that the caller sent cannot be used, and nothing was changed. The message is one line that begins with
+    the name of a field, a tensor or a file.
     """
 
 
 class Conflict(Exception):
-    """The operation is not possible now; the message is one line that says why."""
+    """The operation is not possible now; the message is one line that gives the reason."""
 
 
 class FleetRollouts:
@@ -35,13 +35,13 @@ class FleetRollouts:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
         self.lost: dict[str, str] = {}
-        """Engines that failed to execute the last operation, with the reason. These engines serve nothing until their
-        next update.
+        """For each engine that failed to execute the last operation, the reason. These engines serve nothing until
+        their next update.
         """
 
     @property
     def num_engines(self) -> int:
-        """Number of engines of the model, whether they accept requests or not."""
+        """Number of the model's engines, including engines that accept no requests."""
         return len(self._pool.engine_ids)
 
     async def ask(self, name: str, *arguments: Any, **more: Any) -> Any:
@@ -57,7 +57,7 @@ class FleetRollouts:
         return next(iter((await self._told({one: arguments for one in self._engine_ids()}, name, more)).values()))
 
     async def init_transfer(self, info: Mapping[str, Any]) -> None:
-        """Have every engine join a trainer's process group, each with an index of its own.
+        """Have every engine join a trainer's process group, each engine with a different index.
 
         Raises the errors of `ask`.
         """
@@ -67,8 +67,8 @@ class FleetRollouts:
     async def finish_update(self, version: str | None, keep_kv: bool, of_checkpoint: bool = False) -> Finished:
         """Serve the new weights on all engines; returns the answer of an engine that has all tensors.
 
-        An engine that has written fewer tensors than others, or has restarted, has missed tensors and serves nothing
-        until the next update. Raises the errors of `ask`.
+        An engine that has written fewer tensors than another engine, or has restarted during the update, lacks tensors;
+        it serves nothing until the next update. Raises the errors of `ask`.
 
         Args:
             of_checkpoint: whether the new weights are the weights with which an engine starts.
@@ -80,8 +80,8 @@ class FleetRollouts:
         calls = {one: (version, keep_kv) for one in written.keys() - behind.keys()}
         told = await self._told(calls, "finish_update", {"weights": "" if of_checkpoint else uuid.uuid4().hex})
         lost |= self.lost
-        # If the update is of the draft head, an engine that has missed tensors keeps its old head and goes on serving,
-        # because its texts are right with any head.
+        # In an update of the draft head, an engine that lacks tensors keeps its old head and goes on serving, because
+        # the draft head does not affect the generated texts.
         name = "abandon_update" if any(done.of_head for done in written.values()) else "lose_weights"
         await asyncio.gather(*(self._ask(one, {"name": name, "arguments": ()}) for one in lost))
         self.lost = lost
@@ -96,7 +96,9 @@ class FleetRollouts:
     async def _told(
         self, arguments: Mapping[str, tuple[Any, ...]], name: str, more: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Run an operation on the engines; return, by engine, the answers of the engines that executed it."""
+        """Run an operation on all engines; returns, by engine id, the answers of the engines that executed the
+        operation.
+        """
         calls = (self._ask(one, {"name": name, "arguments": given, **more}) for one, given in arguments.items())
         told = dict(zip(arguments, await asyncio.gather(*calls), strict=True))
         found = {one: answer for one, answer in told.items() if isinstance(answer, Told)}
@@ -107,7 +109,7 @@ class FleetRollouts:
         for one, answer in found.items():
             if (reason := answer.refused or answer.conflict) is None:
                 continue
-            if done and not answer.serves:  # such as after a restart; other engines continue
+            if done and not answer.serves:  # for example after a restart; the other engines continue
                 self.lost[one] = reason
             elif answer.refused is not None:
                 raise Refused(reason)
@@ -120,6 +122,7 @@ class FleetRollouts:
         call = self._pool.every_engine.call
         try:
             return await call(engine_id, "ask", works=True, operation="rollouts", arguments=arguments)
-        except Exception as error:  # any exception: the transport's for a replica that is gone
+        # any exception is caught, because the transport may raise any if the replica is gone
+        except Exception as error:
             logger.warning("Engine %s has not answered %s", engine_id, arguments["name"], exc_info=error)
             return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"

@@ -10,7 +10,8 @@ from wingbeat.deployments.rollouts.verbs import VERBS
 
 
 class RolloutCalls:
-    """Calls of a router by a handle: each verb of `VERBS` is a method with the verb's name and fields.
+    """Methods of a router that a Serve handle can call: one method for each verb of `VERBS`, with the verb's name and
+    fields.
 
     Raises:
         ApiError: raised by each method where HTTP would return this error; Serve makes it the cause of its own error.
@@ -26,7 +27,7 @@ class RolloutCalls:
         Args:
             tensors: list of Ray object references to mappings from names to tensors. The tensors of each mapping are
                 written together.
-            update_info: alternative to `tensors`: the field of the HTTP body.
+            update_info: alternative to `tensors`; the same as the field `update_info` of the HTTP body.
         """
         if tensors is None:
             return await self._run("update_weights", model, {"update_info": update_info or {}})

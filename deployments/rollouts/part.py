@@ -28,7 +28,7 @@ router_base = "wingbeat.deployments.rollouts.handle_calls:RolloutCalls"
 
 
 def surface(config: "AppConfig") -> dict[str, Any]:
-    """Return the values that the rollout paths need: whether operators may change the weights."""
+    """Return the value that the rollout paths need, namely whether operators may change the weights."""
     return {"rollouts": bool(changes_weights(config))}
 
 
@@ -41,7 +41,8 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None":
-    """Return the engine wrapped so that operators can pause and update it; None without rollouts.
+    """Return a wrapper of the engine that lets operators pause the engine and update its weights; None without
+    rollouts.
 
     Raises:
         ValueError: the engine's weights cannot be replaced.
@@ -75,7 +76,7 @@ def head_update(config: "AppConfig") -> "HeadUpdate":
 
 
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
-    """Make a drafter load each head that operators send."""
+    """Make a drafter load each draft head that operators send."""
     if config.rollouts_dir is not None:
         from wingbeat.runtime.rollouts.head_update import follow
 
@@ -88,7 +89,7 @@ def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:
 
 
 def replica_engines(config: "AppConfig", memory: "ClusterMemory", new_life: Any) -> "ReplicaRollouts | None":
-    """Return the engines of a replica whose weights operators may change; None without rollouts."""
+    """Return the `ReplicaRollouts` of a replica whose weights operators may change; None without rollouts."""
     if not changes_weights(config):
         return None
     from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts

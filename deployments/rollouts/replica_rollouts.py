@@ -17,13 +17,13 @@ from wingbeat.deployments.rollouts.wire import Told
 logger = logging.getLogger(__name__)
 UPDATED = b"wingbeat rollouts"
 STEPS = ("start_update", "start_head_update", "update_weights", "finish_update")
-"""Operations whose calls show that the trainer of an open update is alive."""
+"""Operations that a trainer calls during an update; a call of any of them shows that the trainer is alive."""
 SILENCE_S = 120.0
 """Seconds without a call during an update after which its trainer counts as gone and the update is abandoned."""
 
 
 class _WatchedLife:
-    """An engine that may have been loaded from older weights than the engines of other replicas have.
+    """Lifetime of an engine that may have been loaded from older weights than the engines of other replicas use.
 
     Args:
         is_late: called once the engine is loaded; returns whether its weights are older than those of other replicas.
@@ -36,7 +36,7 @@ class _WatchedLife:
         return getattr(self._life, name)
 
     async def start(self) -> None:
-        """Start the engine, see `Life`; if its weights are older, it serves nothing until the next update."""
+        """Start the engine, see `Life`. If its weights are older, the engine serves nothing until the next update."""
         await self._life.start()
         if await self._is_late():
             await self._life.client.call("operate", "lose_weights", ())
@@ -69,7 +69,7 @@ class ReplicaRollouts(ReplicaEngines):
         return {"weights": weights or None, "folder": None, "pushed_at": None, "state": "serves"}
 
     async def inspect(self, folder: str) -> tuple[None, str]:
-        """Refuse a pushed folder of weights; returns (None, reason)."""
+        """Refuse a pushed folder of weights, always; returns (None, reason)."""
         return None, "rollouts is given, by which weights are updated in place"
 
     async def run(
@@ -78,8 +78,8 @@ class ReplicaRollouts(ReplicaEngines):
         """Run an operation of a `RolloutEngine`.
 
         Args:
-            tensors: mapping from names to tensors, or a Ray reference to such a mapping; replaces the arguments of
-                `update_weights`.
+            tensors: for `update_weights` only, given instead of `arguments`: mapping from names to tensors, or a Ray
+                reference to such a mapping.
             weights: digest of the weights that are served after `finish_update`.
 
         Raises:
@@ -117,7 +117,7 @@ class ReplicaRollouts(ReplicaEngines):
             shared.__exit__(None, None, None)
 
     def _watch(self, name: str, told: Told) -> None:
-        """Schedule that the update is abandoned if its trainer makes no call for `SILENCE_S`."""
+        """Start a timer that abandons the open update if the trainer makes no call for `SILENCE_S`."""
         if self._silence is not None and (name in STEPS or not told.is_open):
             self._silence.cancel()
             self._silence = None

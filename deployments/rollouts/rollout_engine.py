@@ -1,4 +1,6 @@
-"""An engine whose rounds can be held: while it is paused, sleeps, or its weights are being updated."""
+"""An engine whose rounds can be held: no rounds run while the engine is paused, sleeps, or its weights are being
+updated.
+"""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -87,11 +89,12 @@ class RolloutEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
         has_more = self.inner.has_unfinished_requests()
-        # An abort may end a drain, and the inner engine then has no further step in which its end would be noticed.
+        # An abort may end the last request of a drain. The inner engine then has no work left, so `step` must be called
+        # once more to notice that the drain has ended.
         return bool(self._outputs) or (self._draining and not has_more) or (not self.is_held and has_more)
 
     def step(self) -> list[RequestOutput]:
-        """See `Engine.step`, whose errors are raised."""
+        """See `Engine.step`; the errors of the inner engine's step are raised."""
         outputs, self._outputs = self._outputs, []
         if not self.is_held and self.inner.has_unfinished_requests():
             outputs += self.inner.step()
@@ -112,7 +115,7 @@ class RolloutEngine:
         return None if self._later.pop(request_id, None) else self.inner.abort_request(request_id)
 
     def is_waiting(self, request_id: str) -> bool:
-        """Return whether nothing of a request has been computed."""
+        """Return whether a request still waits, that is, none of its tokens has been computed."""
         return request_id in self._later or self.inner.is_waiting(request_id)
 
     def check_integrity(self) -> None:
@@ -150,8 +153,8 @@ class RolloutEngine:
         """Stop running rounds.
 
         Args:
-            mode: `abort` ends all requests; with `wait`, requests finish first and the answer comes after that; with
-                `keep`, requests continue after `resume`.
+            mode: `abort` ends all requests; with `wait`, requests finish first and the method's future completes after
+                that; with `keep`, requests continue after `resume`.
             clear_cache: whether to drop cached prefixes; ignored in mode `keep`.
 
         Raises:
@@ -174,7 +177,7 @@ class RolloutEngine:
         """Run rounds again, and add the requests that waited.
 
         Raises:
-            WrongOrder: the engine sleeps and must first be woken.
+            WrongOrder: the engine sleeps; it must be woken by `wake_up` first.
         """
         if self._asleep:
             raise WrongOrder(f"the engine sleeps without its {' and '.join(sorted(self._asleep))}: wake it up")
@@ -194,7 +197,7 @@ class RolloutEngine:
         """End requests with the tokens that they have so far; returns the number of requests that were ended.
 
         Args:
-            request_ids: ids in the engine; None ends all requests.
+            request_ids: the engine's ids of the requests; None ends all requests.
         """
         self._outputs += self.inner.settle()
         scheduler = self.inner.scheduler
@@ -247,8 +250,8 @@ class RolloutEngine:
     def sleep(self, level: int = 1) -> None:
         """Hold rounds and free the memory of the KV cache; at level 2 also the memory of the weights.
 
-        After the wake-up, kept requests are prefilled again; freed weights must be written by an update. Raises the
-        errors of `check_sleep`.
+        After the wake-up, requests that were kept are prefilled again, and weights that were freed must be written by
+        an update. Raises the errors of `check_sleep`.
         """
         self.check_sleep(level)
         self._paused = True
@@ -285,7 +288,7 @@ class RolloutEngine:
     # Weights
 
     def init_transfer(self, info: dict[str, Any], index: int) -> "Future[Told] | None":
-        """Prepare for the updates of a trainer; an open update of an earlier trainer is ended.
+        """Prepare for the updates that a trainer will send; an open update of an earlier trainer is ended.
 
         Args:
             info: vLLM's `init_info` of a broadcasting trainer: master_address, master_port, rank_offset, world_size.
@@ -340,7 +343,7 @@ class RolloutEngine:
         self._head = self._head_update()
 
     def update_weights(self, info: dict[str, Any], checksum: bool = False) -> "Future[Told]":
-        """Write tensors of the open update, from files or as the trainer broadcasts them.
+        """Write tensors of the open update; the tensors are read from files or received from the trainer's broadcast.
 
         Args:
             info: {"files": paths of safetensors files}, {"checkpoint": true}, or the fields names, dtype_names and
@@ -361,8 +364,8 @@ class RolloutEngine:
 
         Raises:
             WrongOrder: no update is open.
-            WeightsRefused: an unfinished update or a sleep has left tensors without values, and not all of these
-                tensors have been written.
+            WeightsRefused: an abandoned update or a sleep has left tensors without values, and this update has not
+                written all of them.
         """
         self._settled()
         if self._head is not None:
@@ -385,10 +388,10 @@ class RolloutEngine:
         return Finished((self._head or self._update).num_written, self._head is not None)
 
     def abandon_update(self) -> None:
-        """End an update unfinished.
+        """End the open update before it is finished.
 
-        With a journal the old weights are restored. Without a journal the engine has no valid weights until the next
-        update.
+        With a journal the old weights are restored. Without a journal the engine has no valid weights until a further
+        update is finished.
 
         Raises:
             WrongOrder: no update is open.
@@ -399,8 +402,8 @@ class RolloutEngine:
         self._end_update()
 
     def lose_weights(self) -> None:
-        """Serve nothing until an update has written all weights; called if this engine's weights are older than other
-        engines'.
+        """Serve nothing until an update has written all weights; called if this engine's weights are older than the
+        weights of other engines.
         """
         self._end_update()
         self._update.lose()
@@ -421,7 +424,7 @@ class RolloutEngine:
         self._update.lose()
 
     def weight_version(self, version: str | None = None) -> str | None:
-        """Set the name of the weights to `version` if that is given; return the name."""
+        """Set the name of the weights to `version` unless it is None; return the name."""
         self._version = version or self._version
         return self._version
 
@@ -465,7 +468,8 @@ class RolloutEngine:
                 for read in pieces:
                     target.write(read)
             except WeightsRefused:
-                for _ in pieces:  # the remaining tensors must be received, because the trainer sends them in any case
+                # the remaining tensors are received and dropped, because the trainer sends them in any case
+                for _ in pieces:
                     pass
                 raise
         except ConnectionError as error:
@@ -484,7 +488,7 @@ class RolloutEngine:
 
     def _broadcast(self, info: dict[str, Any]) -> "Iterator[Callable[[], list[tuple[str, Tensor]]]]":
         """Check that all announced tensors fit, then receive the broadcast tensors and yield them in pieces of at least
-        `PIECE_BYTES`.
+        `PIECE_BYTES` (the last piece may be smaller).
         """
         if self._broadcasts is None:
             raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")

@@ -49,7 +49,9 @@ def as_api_errors(name: str) -> Iterator[None]:
 
 
 async def _given(request: Request) -> tuple[str | None, dict[str, Any]]:
-    """Return the named model, and the arguments, from the query, the body's fields and the body's `options`."""
+    """Return the name of the model and the arguments, read from the query, the body's fields and the body's field
+    `options`.
+    """
     query = request.query_params
     given: dict[str, Any] = {}
     for name in query:

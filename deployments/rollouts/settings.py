@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ROLLOUTS = "`rollouts`"
 JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above 1", "`prefix_dir`"
-"""Names of features that other parts define and that conflict with rollouts."""
+"""Names of features that conflict with rollouts and that other optional parts define."""
 _OLD = "stored data would belong to weights that change"
 REFUSED = (
     Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
@@ -89,12 +89,12 @@ SETTINGS = {
 
 
 def changes_weights(config: "AppConfig") -> bool | None:
-    """Return True if weights change while they are served, else None."""
+    """Return True if the settings allow weights to change while they are served, else None."""
     return True if config.rollouts or config.weight_transfer_config is not None else None
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return, for each feature of this part, whether the settings ask for it and words that name the setting."""
+    """Return, for each feature of this part, whether the settings turn it on, and words that name the setting."""
     said = "rollouts is True" if config.rollouts else "weight_transfer_config is given"
     return {
         ROLLOUTS: (bool(changes_weights(config)), said),
@@ -103,7 +103,9 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError for settings given without the rollouts they need, and for a recording of changing weights."""
+    """Raise ValueError if settings that need rollouts are given without rollouts, or if a recording is to be made while
+    weights can change.
+    """
     if not changes_weights(config):
         for name in ("rollouts_journal", "rollouts_dir"):
             if getattr(config, name):

@@ -1,20 +1,23 @@
-"""Methods of SkyRL's worker extension for vLLM, which its client calls by `/collective_rpc`, as verbs."""
+"""Translates methods of SkyRL's worker extension for vLLM, which SkyRL's client calls through `/collective_rpc`, to
+verbs.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
 class _Verb(NamedTuple):
-    """A verb that does a method's work."""
+    """The verb that does the work of a method."""
 
     name: str
     fields: Mapping[str, Any] = {}
-    """Fields beside the method's own."""
+    """Fields that are added to the fields of the method."""
     dropped: frozenset[str] = frozenset()
-    """Arguments of the method that have no effect here."""
+    """Arguments of the method that are ignored."""
 
 
-# A sleep within SkyRL's pause keeps running requests; they are prefilled again, so `offload_kv` has nothing to save.
+# Requests that run when SkyRL pauses are kept during the sleep and prefilled again afterwards. So no keys and values
+# are saved, and `offload_kv` is ignored.
 _METHODS = {
     "skyrl_start_weight_update": _Verb("start_weight_update"),
     "update_weights_nccl": _Verb("update_weights"),
@@ -25,6 +28,8 @@ _METHODS = {
 
 
 def as_verb(method: str, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns verb and fields for a method of SkyRL's; any other method is returned as it is."""
+    """Returns the verb and its fields for a method of SkyRL. For any other method, its name and fields are returned
+    unchanged.
+    """
     verb = _METHODS.get(method, _Verb(method))
     return verb.name, {name: value for name, value in fields.items() if name not in verb.dropped} | dict(verb.fields)

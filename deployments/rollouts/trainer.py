@@ -1,4 +1,4 @@
-"""A trainer's side of weight updates: runs the steps over HTTP and broadcasts tensors to the engines."""
+"""The trainer's side of weight updates: makes the HTTP calls of an update and broadcasts tensors to the engines."""
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 1 << 28
-"""Bytes of tensors that are announced together. An engine needs free memory of this size."""
+"""Bytes of tensors that are announced together. An engine needs this much free memory to receive them."""
 CALL_S = 600.0
 REFUSAL_S = 0.05
-"""Seconds to wait for a server's refusal of an announcement before broadcasting, because a broadcast to engines that do
-not receive would block.
+"""Seconds between an announcement and its broadcast, in which the server can refuse the announcement. A broadcast to
+engines that do not receive would block.
 """
 
 
@@ -61,7 +61,7 @@ class WeightSender:
         """Update the server's weights; returns the server's answer.
 
         Args:
-            tensors: pairs of parameter name and tensor; all parameters, or only the changed ones.
+            tensors: pairs of parameter name and tensor, for all parameters or only for the changed parameters.
             version: name of the new weights.
             head: whether the tensors belong to the draft head.
 
@@ -80,13 +80,15 @@ class WeightSender:
             wait([written], REFUSAL_S)
             for _, tensor in piece:
                 if written.done():
-                    written.result(0)  # raises if the engines do not receive
+                    written.result(0)  # raises an error if the engines do not receive the tensors
                 self._group.send(tensor.detach())
             written.result(CALL_S)
         return self.call("finish_weight_update", **({} if version is None else {"weight_version": version}))
 
     def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Post fields to the path named `name` and return the server's answer; raises UserError."""
+        """Send `fields` by POST to the path `/name` and return the server's answer. Raises UserError if the server
+        refuses.
+        """
         return call_server(self._url, self._key, "POST", f"/{name}", self._named | fields, CALL_S)
 
     def _begin(self, name: str, **fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":

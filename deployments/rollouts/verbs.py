@@ -1,4 +1,6 @@
-"""Rollout verbs with vLLM's names, fields and answers, shared by HTTP and Serve handles."""
+"""Rollout verbs, with the names, fields and answers that vLLM has for them. HTTP and Serve handles use the same
+verbs.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,8 +39,8 @@ VERBS: dict[str, Verb] = {}
 
 
 def verb(reads: bool = False, **fields: Any) -> Callable[[Callable[..., Awaitable[Answer]]], Any]:
-    """Return a decorator that adds a verb under the function's name; each field is given as (type, default) or (type,
-    ...).
+    """Return a decorator that adds a verb under the function's name. Each field is a tuple (type, default), or (type,
+    ...) if the field is required.
     """
 
     def add(run: Callable[..., Awaitable[Answer]]) -> Callable[..., Awaitable[Answer]]:
@@ -56,7 +58,9 @@ Text = str | None
 async def pause(
     fleet: FleetRollouts, mode: str, wait_for_inflight_requests: bool = False, clear_cache: bool = True
 ) -> Answer:
-    """Stop running rounds; depending on the mode, requests are aborted, finished first, or kept."""
+    """Stop running rounds; depending on the mode, requests are aborted, are finished first, or are kept until
+    `resume`.
+    """
     await fleet.ask("pause", "wait" if wait_for_inflight_requests else mode, clear_cache)
     return {"status": "paused"}
 
@@ -76,7 +80,7 @@ async def is_paused(fleet: FleetRollouts) -> Answer:
 
 @verb(level=(Literal["0", "1", "2", 0, 1, 2], 1), mode=(PauseMode, "abort"))
 async def sleep(fleet: FleetRollouts, level: int | str, mode: str) -> Answer:
-    """Free the memory of the KV cache, at level 2 also of the weights."""
+    """Free the memory of the KV cache; at level 2 also the memory of the weights."""
     await fleet.ask("check_sleep", int(level))
     await fleet.ask("pause", mode)
     await fleet.ask("sleep", int(level))
@@ -101,7 +105,7 @@ async def is_sleeping(fleet: FleetRollouts) -> Answer:
 
 @verb(request_ids=(list[str] | None, None))
 async def abort_requests(fleet: FleetRollouts, request_ids: list[str] | None = None) -> Answer:
-    """End requests with the tokens that they have so far; without ids, all requests."""
+    """End requests with the tokens that they have so far; without `request_ids`, end all requests."""
     if request_ids:
         raise Refused("request_ids must be left out: one request is aborted by closing its connection")
     return {"status": "aborted", "aborted": await fleet.ask("abort_requests")}
@@ -109,7 +113,7 @@ async def abort_requests(fleet: FleetRollouts, request_ids: list[str] | None = N
 
 @verb(reads=True, include_dp=(bool, True))
 async def get_world_size(fleet: FleetRollouts, include_dp: bool = True) -> Answer:
-    """Return the number of processes that a trainer's process group has beside the trainer."""
+    """Return the number of processes in a trainer's process group, not counting the trainer."""
     return {"world_size": fleet.num_engines if include_dp else 1}
 
 
@@ -153,7 +157,7 @@ async def finish_weight_update(fleet: FleetRollouts, weight_version: Text = None
 
 @verb()
 async def abort_weight_update(fleet: FleetRollouts) -> Answer:
-    """End the open update unfinished."""
+    """End the open update before it is finished."""
     await fleet.ask("abandon_update")
     return {"message": "Weight update aborted"}
 
@@ -200,7 +204,7 @@ async def weight_checker(fleet: FleetRollouts, action: str, baseline: dict[str, 
 async def collective_rpc(
     fleet: FleetRollouts, method: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None = None
 ) -> Answer:
-    """Run another verb by its name, or by that of SkyRL's method; a name that is neither is refused."""
+    """Run another verb, given by its own name or by the name of SkyRL's method for it; any other name is refused."""
     method, kwargs = as_verb(method, kwargs)
     if method not in VERBS or method == "collective_rpc":
         raise Refused(f"method is {method!r}: must be one of {', '.join(sorted(VERBS.keys() - {'collective_rpc'}))}")

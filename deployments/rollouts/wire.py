@@ -11,11 +11,11 @@ class Told(NamedTuple):
 
     value: Any = None
     refused: str | None = None
-    """Why the data that the caller sent do not fit; nothing was done. None if they fit."""
+    """Why the data that the caller sent cannot be used; nothing was changed then. None if the data can be used."""
     conflict: str | None = None
     """Why the operation is not possible now; None if it is possible."""
     serves: bool = True
-    """Whether the engine serves: no update has left some of its weights old or without values."""
+    """Whether the engine serves requests. False if an update has left some of its weights old or without values."""
     is_open: bool = False
     """Whether an update is open."""
 

@@ -10,12 +10,14 @@ logger = logging.getLogger(__name__)
 Events = Sequence[tuple[str, float, float, dict[str, Any] | None, str]]
 """`wingbeat.deployments.round_traces.round_trace.TraceEvent`s as tuples."""
 Record = Callable[[str, float], Awaitable[Events]]
-"""Function that records the engine with an id for some seconds; raises the exceptions of the transport."""
+"""Function (engine id, seconds) -> events of the engine's rounds, recorded for this long; raises the exceptions of the
+transport.
+"""
 LATE_S = 5.0
-"""Seconds that an engine has, after the recorded time, to return its trace."""
+"""Seconds, after the recorded time, within which an engine must return its trace."""
 PHASES, ROUNDS, DRAFTER = 0, 1, 3
-"""Numbers of an engine's rows in the trace. Rounds alternate between two rows, because two rounds overlap if the host
-is ahead of the device.
+"""Numbers of an engine's rows in the trace. Rounds alternate between two rows, because successive rounds overlap in
+time if the host is ahead of the device.
 """
 
 

@@ -13,11 +13,11 @@ operator_paths = ("/trace",)
 
 
 SPARE_S = 10.0
-"""Seconds that an engine may record longer than requested, until a router that is late stops the trace."""
+"""Seconds that an engine goes on recording after the requested time, in case the router is late to stop the trace."""
 
 
 def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:
-    """Starts and stops traces."""
+    """Return the operations that start and stop traces."""
     if not hasattr(engine, "clock"):
         return {}
     from wingbeat.deployments.round_traces.round_trace import Traces

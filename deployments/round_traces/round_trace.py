@@ -32,7 +32,8 @@ class RoundTrace:
     """Trace of rounds, written by a `RoundClock` in its thread.
 
     Args:
-        seconds: duration of the trace; later events are dropped, so that a trace that no router stops stays small.
+        seconds: duration of the trace; later events are dropped, so that a trace stays small even if no router stops
+            it.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
@@ -43,11 +44,11 @@ class RoundTrace:
         self._launched: deque[tuple[RoundInFlight, float]] = deque()
 
     def begin(self, now: float) -> None:
-        """Begins a phase; phases that begin within this phase must end before this phase ends."""
+        """Begins a phase; a phase that begins within this phase must end before this phase ends."""
         self._begun.append(now)
 
     def end(self, name: str, now: float) -> None:
-        """Ends the phase that began last and adds its event; a phase that began before the trace did gets no event."""
+        """Ends the phase that began last and adds its event. If the phase began before the trace, no event is added."""
         if self._begun:
             begun = self._begun.pop()
             self._add(TraceEvent(name, self._epoch_s + begun, now - begun))
@@ -57,7 +58,7 @@ class RoundTrace:
         self._launched.append((flight, time.perf_counter()))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Adds the event of the settled round; a round launched before the trace began gets no event."""
+        """Adds the event of the settled round; if the round was launched before the trace began, no event is added."""
         if not self._launched or self._launched[0][0] is not flight:
             return
         _, launched = self._launched.popleft()
@@ -98,7 +99,9 @@ class Traces:
         self._numbers = itertools.count()
 
     def start(self, seconds: float) -> int:
-        """Begins a trace of at most so many seconds; returns its number. Traces that nobody stopped in time end."""
+        """Begins a trace of at most `seconds` seconds; returns the trace's number. Older traces that were not stopped
+        in time are ended.
+        """
         for number in [number for number, trace in self._open.items() if trace.until_s < time.time()]:
             self.stop(number)
         number = next(self._numbers)

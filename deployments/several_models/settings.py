@@ -15,13 +15,13 @@ OF_ONE_MODEL = (
     *("model", "served_model_name", "drafter", "engine_dir", "lora_modules"),
     *("lora_update_dir", "prefix_dir", "recording_dir"),
 )
-"""Settings that may be given only in an entry of `models`."""
+"""Settings of a single model, which may be given only in an entry of `models`."""
 OF_ROUTER = (
     *("models", "api_key", "operator_key", "allowed_hosts", "allowed_origins", "unknown_fields", "access_log"),
     *("otlp_traces_endpoint", "max_body_bytes", "max_answer_bytes", "max_ongoing_requests", "shutdown_timeout_s"),
     *("num_router_replicas", "router_autoscaling_config"),
 )
-"""Settings that may be given only beside `models`, for all models."""
+"""Settings of all models, which may be given only outside of `models`."""
 _EXAMPLE = '[{"model": "org/one"}, {"model": "org/two", "drafter": "ngram"}]'
 
 
@@ -44,7 +44,7 @@ SETTINGS = {"models": (Models, Field(None, description=_DESCRIPTION, json_schema
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError for a wrong entry; the message names the entry's place in the list and the field."""
+    """Raise ValueError if an entry is wrong; the message names the entry's index in the list and the field."""
     names = [name for one in config.served() for name in one.all_names()] if config.models is not None else []
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -1,8 +1,9 @@
 """Pool of the drafters that all verifiers of an application share, which keeps the drafters running and ranks them by
 load.
 
-The pool is a Serve deployment of one replica that reserves no resources, so that the application can start even if its
-drafters cannot be placed. The drafters are Ray actors that Ray places separately and that end with this replica.
+The pool is a Serve deployment of one replica, which reserves no resources. The application can therefore start even if
+its drafters cannot be placed. The drafters are Ray actors; Ray places them separately, and they end with the pool's
+replica.
 """
 
 import asyncio
@@ -19,16 +20,18 @@ from wingbeat.deployments.shared_drafters.pool_member import PoolMember
 from wingbeat.deployments.shared_drafters.shared_drafter import Candidate, SharedDrafter
 
 BALANCE_S = 10.0
-"""Seconds between two checks whether drafters have unequal numbers of verifiers, as they have after a restart."""
+"""Seconds between two checks whether drafters have unequal numbers of verifiers, for example because a drafter has been
+restarted.
+"""
 END_S = 5.0
 """Maximum seconds to wait until cancelled tasks have ended."""
 UNEQUAL = 2
-"""Difference between the numbers of verifiers of two drafters at which the drafter with more verifiers releases one.
-Another drafter must then prefill the contexts of the released verifier.
+"""Difference between the numbers of verifiers of two drafters at which the drafter with more verifiers releases a
+verifier. The price is that another drafter must prefill the contexts of the released verifier.
 """
 FAR = 1
-"""In the ranking, number of verifiers that is added for a drafter on another node. The number is less than `UNEQUAL`,
-so that a released verifier does not come back.
+"""Number of verifiers that the ranking adds for a drafter on another node than the verifier. The number is less than
+`UNEQUAL`, because otherwise a released verifier would choose the same drafter again.
 """
 
 
@@ -48,8 +51,8 @@ class DrafterPool:
         self._tasks.append(loop.create_task(self._balance()))
 
     async def candidates(self, node: str) -> list[Candidate]:
-        """Return the drafters that a verifier on a node may request a place from, in the order of `by_load`; may be
-        empty.
+        """Return the drafters from which a verifier on `node` may request a place, in the order of `by_load`; the list
+        may be empty.
 
         The pool assumes that the caller will use the first drafter, and counts the verifier there at once, so that
         concurrent callers are spread.
@@ -103,7 +106,7 @@ def deployment(mark: str) -> serve.Deployment:
 
 
 def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> list[PoolMember]:
-    """Return the members that a verifier on a node can reach, nearest and least loaded first.
+    """Return the members that a verifier on `node` can reach; members that are near and have few verifiers come first.
 
     Args:
         spans_nodes: whether channels reach other nodes; channels in memory do not.
@@ -118,7 +121,8 @@ def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> 
 
 
 def overloaded(members: list[PoolMember], spans_nodes: bool = False) -> list[PoolMember]:
-    """Return the members that shall release one verifier each, because another member in reach has far fewer verifiers.
+    """Return the members that shall release one verifier each, because their verifiers can reach another member that
+    has far fewer verifiers.
 
     There is at most one such member per node, or one in total if channels span nodes.
     """

@@ -1,4 +1,4 @@
-"""A verifier's place in a shared drafter, which is the `DrafterHandle` of a verifier that has no drafter of its own."""
+"""A verifier's place in a shared drafter, which is used as the `DrafterHandle` of the verifier."""
 
 import asyncio
 import logging
@@ -21,14 +21,16 @@ RETRY_S = 0.5
 CANDIDATES_S = 30.0
 """Maximum seconds to wait until the pool has returned its candidates; after that the pool is called again."""
 TELL_AFTER_S = 2.0
-"""Seconds without a drafter after which a log line gives the reason, once."""
+"""Seconds without a drafter after which the reason is logged, once."""
 
 
 class Pool(Protocol):
     """Interface of the `DrafterPool` for a verifier."""
 
     async def candidates(self) -> list[Candidate]:
-        """Return the drafters in reach, the least loaded first; raises if the pool cannot be called."""
+        """Return the drafters that this verifier can reach, the least loaded first; raises if the pool cannot be
+        called.
+        """
         ...
 
     def left(self, number: int) -> None:
@@ -40,7 +42,7 @@ class ServedPool:
     """The application's pool, called through Serve."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        # gRPC is used for the reason given in `ServeEngines`: a verifier that hangs must not block the pool.
+        # gRPC is used instead of actor calls, so that a verifier that hangs cannot block the pool; see `ServeEngines`.
         self._handle = handle.options(_by_reference=False)
         self._node = node_id()
 
@@ -58,8 +60,8 @@ class PoolDrafter:
 
     Args:
         terms: pickled `DrafterTerms`; None if the verifier has not sent them yet.
-        falls_back: whether the verifier has another channel to offer if no drafter reaches this one.
-        patience_s: maximum seconds that the start of an engine waits for a place.
+        falls_back: whether the verifier can offer another channel if no drafter can attach to this channel.
+        patience_s: maximum seconds that a starting engine waits for a place.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class PoolDrafter:
     ) -> None:
         self.terms = terms
         self.lacks_room = False
-        """Whether every running drafter has refused this verifier for lack of room."""
+        """Whether every running drafter has refused this verifier because its slots or memory are in use."""
         self._pool = pool
         self._falls_back = falls_back
         self.patience_s = patience_s
@@ -83,20 +85,20 @@ class PoolDrafter:
         self._at: Candidate | None = None
 
     async def needs(self, terms: bytes) -> None:
-        """Store the terms and return None, because no drafter may be running; the engine's process then finds out the
-        needs.
+        """Store the terms. Returns None, because it is possible that no drafter is running; the engine's process then
+        determines the needs itself.
         """
         self.terms = terms
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
-        """Find a drafter with room, however long that takes, and attach it; returns the drafter's process id.
+        """Find a drafter with a free place, however long that takes, and attach it; returns the drafter's process id.
 
         Args:
             next_incarnation: function that returns an unused incarnation number; called once per attempt.
 
         Raises:
-            ChannelError: no running drafter reaches the channel, and the verifier has another channel to offer; raised
-                at most once.
+            ChannelError: no running drafter can attach to the channel, and the verifier can offer another channel;
+                raised at most once.
         """
         self._channel_name = channel_name
         began, told = self._clock(), ""
@@ -110,8 +112,8 @@ class PoolDrafter:
             await self._sleep(RETRY_S)
 
     async def renew(self) -> bool:
-        """Do nothing and return False, because the pool replaces lost drafters, and another drafter may have room at
-        once.
+        """Do nothing and return False, because the pool replaces lost drafters, and because another drafter may have a
+        free place already.
         """
         return False
 
@@ -123,8 +125,8 @@ class PoolDrafter:
             self._pool.left(at.number)
 
     async def _try_all(self, next_incarnation: Callable[[], int]) -> tuple[int | None, str]:
-        """Attach to the first drafter with room; returns its process id, or None and the reason why no drafter has
-        room.
+        """Attach the first candidate that has a free place. Returns its process id and an empty reason; or, if no
+        drafter has a free place, None and the reason.
         """
         try:
             async with asyncio.timeout(CANDIDATES_S):

@@ -1,4 +1,6 @@
-"""A member of a drafter pool, which starts a drafter, and replaces the drafter when it dies or stops responding."""
+"""A member of a drafter pool. It starts a drafter, and replaces the drafter when the drafter dies or stops
+responding.
+"""
 
 import asyncio
 import logging
@@ -12,24 +14,25 @@ from wingbeat.deployments.shared_drafters.shared_drafter import SharedDrafter
 
 logger = logging.getLogger(__name__)
 APPEARS_S = 900.0
-"""Maximum seconds until a drafter has been placed, has loaded and has answered. After that another drafter is started,
-which Ray may place on another node.
+"""Maximum seconds until a drafter has been placed, has loaded and has answered. After this time another drafter is
+started, which Ray may place on another node.
 """
 ASK_S = 0.5
 """Seconds between two status calls. A drafter that leaves a call unanswered for longer gets no further verifiers."""
 PATIENCE_S = 60.0
-"""Seconds of silence after which a drafter counts as stuck even if no verifier has left it. The limit is long because a
-drafter may be compiling kernels.
+"""Seconds of silence (a status call is unanswered, or the drafter's thread has not looked for a round) after which a
+drafter counts as stuck, even if no verifier has left it. The limit is long because a drafter may be compiling kernels.
 """
 
 
 class PoolMember:
-    """Keeps one drafter running under one number; a drafter that ends is replaced by the next.
+    """Keeps one drafter running; a drafter that ends is replaced by a new drafter under the same number.
 
     Args:
         start: function that starts a drafter.
         complaint_s: seconds of silence after which a drafter counts as stuck if a verifier has just left it.
-        back_off_s: pause before the second retry in a series of failures, in seconds; later pauses double.
+        back_off_s: pause before the second retry in a series of failures, in seconds; each later pause is twice the
+            previous pause.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class PoolMember:
         return self.status is not None and waits_s < 2 * ASK_S
 
     def blame(self) -> None:
-        """Report that a verifier has left the drafter, which may be stuck; this shortens the limit of silence."""
+        """Record that a verifier has left the drafter, possibly because the drafter is stuck. This shortens the time of
+        silence that is allowed.
+        """
         self._blamed = True
 
     async def run(self) -> None:
@@ -77,8 +82,8 @@ class PoolMember:
         while True:
             try:
                 lived_s, why = await self._live()
-                # If the drafter never answered, the next drafter gets a new actor, because the old actor or its node
-                # may be at fault.
+                # If the drafter never answered, its actor or the actor's node may be at fault, so the next drafter gets
+                # a new actor.
                 keeps_host = lived_s > 0 and await self.drafter.renew()
             except BaseException:
                 self._end()
@@ -110,14 +115,15 @@ class PoolMember:
                 status = await self._ask(self.drafter)
         except TimeoutError:
             return (0.0, "does not start") if began is None else (self._clock() - began, "is silent")
-        except Exception as error:  # of Ray or of the drafter's constructor; there is no drafter then
+        # the error comes from Ray or from the drafter's constructor; in either case there is no drafter
+        except Exception as error:
             return 0.0 if began is None else self._clock() - began, f"is gone ({root_cause(error)})"
 
     async def _ask(self, drafter: SharedDrafter) -> DrafterStatus:
         """Request the drafter's status and return it.
 
         Raises:
-            TimeoutError: no answer within the limit of silence.
+            TimeoutError: the drafter has not answered within the time of silence that is allowed.
         """
         self._asked_at = self._clock()
         asking = asyncio.ensure_future(drafter.status())

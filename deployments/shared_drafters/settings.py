@@ -1,4 +1,4 @@
-"""Settings of drafters that verifiers share, which replace one drafter per verifier."""
+"""Settings of shared drafters, each of which serves several verifiers."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 VERIFIERS_HELD = 8
-"""Default number of verifiers that a drafter has slots for. The number is high enough to take over the verifiers of
-failed drafters.
+"""Default number of verifiers that a drafter has slots for. The number is high enough that a drafter can take over the
+verifiers of failed drafters.
 """
 
 SHARED_DRAFTERS, _REMEDY = "`drafters`", "leave drafters out"
@@ -57,7 +57,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]
-"""Type of the setting: a mapping, or JSON on the command line."""
+"""Type of the setting `drafters`: a mapping, or JSON on the command line."""
 _DESCRIPTION = (
     'Drafters that all verifiers share, placed independently of them, as JSON such as {"num": 2}. Further fields: '
     "max_num_seqs (sequences that one drafter drafts for), kv_cache_memory_bytes (KV cache of one drafter), "
@@ -74,7 +74,7 @@ REFUSED = (
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError if a drafter has not enough slots for one verifier."""
+    """Raise ValueError if a drafter has too few slots for one verifier."""
     most, needed = config.drafters and config.drafters.max_num_seqs, config.most_num_seqs()
     if most is not None and most < needed:
         raise ValueError(f"drafters.max_num_seqs is {most}: use at least max_num_seqs, {needed}, or no verifier fits")
@@ -91,6 +91,6 @@ def check_before_start(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return whether the settings ask for shared drafters, and words that name the setting."""
+    """Return, for the feature of shared drafters, whether the settings turn it on, and words that name the setting."""
     shared = config.drafters
     return {SHARED_DRAFTERS: (shared is not None, f"drafters.num is {shared and shared.num}")}

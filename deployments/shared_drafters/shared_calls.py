@@ -1,4 +1,4 @@
-"""Code of a shared drafter's process: its calls, and the limits of slots and memory that verifiers may use."""
+"""Code of a shared drafter's process: its calls, and the limits on the slots and memory that verifiers may use."""
 
 import logging
 import os
@@ -22,10 +22,10 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
     """Methods that the actor calls by name."""
 
     def attach_shared(self, name: ChannelName, incarnation: int, terms: bytes | None) -> Placed:
-        """Serve one more channel if there is room.
+        """Serve one more channel if enough slots and memory are free.
 
         Args:
-            terms: pickled `DrafterTerms` as for `needs`, whose loan a shared drafter does not use; None if the verifier
+            terms: pickled `DrafterTerms` as for `needs`; a shared drafter ignores their `loan`. None if the verifier
                 has sent no terms.
 
         Raises:
@@ -44,7 +44,7 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
         self._thread.detach(name)
 
     def release_newest(self) -> None:
-        """Detach the verifier that attached last, which then looks for another place."""
+        """Detach the verifier that attached last; this verifier then looks for another place."""
         for name in self._thread.channels()[-1:]:
             logger.info("detached %s: another drafter has fewer verifiers", name)
             self._thread.detach(name)
@@ -56,7 +56,9 @@ def serve(connection: Connection) -> None:
 
 
 def room_of(config: AppConfig, device: torch.device) -> DraftRoom:
-    """Return the slots and memory that verifiers may use; called once the drafter's weights are on its device."""
+    """Return the slots and memory that verifiers may use. Must be called after the drafter's weights have been loaded
+    to the device.
+    """
     options, limits = config.drafters, config.engine_config()
     share = min(config.num_gpus_per_drafter, 1.0) or 1.0
     budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)

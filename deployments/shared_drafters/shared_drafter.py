@@ -13,8 +13,8 @@ from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, re
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
 
 ANSWER_S = 60.0
-"""Maximum seconds to wait for the answer about a place. The limit is long because a drafter on a GPU compiles kernels
-and captures graphs for its first verifier.
+"""Maximum seconds to wait for the answer to a request for a place. The limit is long because a drafter on a GPU
+compiles kernels and captures graphs for its first verifier.
 """
 
 
@@ -23,7 +23,7 @@ class Placed(NamedTuple):
 
     pid: int
     refusal: str | None = None
-    """Why the verifier gets no place; None if it has got a place."""
+    """Why the verifier gets no place; None if the verifier has got a place."""
 
 
 class SharedDrafterActor(DrafterActor):
@@ -33,8 +33,8 @@ class SharedDrafterActor(DrafterActor):
 
 
 class SharedDrafter:
-    """Handle of a drafter's actor, which can be sent between processes. The actor ends with the process that started
-    it.
+    """Handle of a drafter's actor; the handle can be sent between processes. The actor ends with the process that
+    started it.
     """
 
     def __init__(self, actor: ActorHandle) -> None:
@@ -64,21 +64,23 @@ class SharedDrafter:
             return await self._actor.call.remote("attach_shared", channel_name, incarnation, terms)
 
     def detach(self, channel_name: str) -> None:
-        """Detach the drafter from a channel, without waiting."""
+        """Detach the drafter from a channel, without waiting for the result."""
         self._actor.call.remote("detach", channel_name)
 
     def release_newest(self) -> None:
-        """Have the drafter detach its newest verifier, without waiting."""
+        """Have the drafter detach the verifier that attached last, without waiting for the result."""
         self._actor.call.remote("release_newest")
 
     async def renew(self) -> bool:
-        """Begin another process, which serves no channel yet, in the same actor; returns False if the actor is gone or
-        stuck.
+        """Start a new process in the same actor; the new process serves no channel yet. Returns False if the actor is
+        gone or stuck.
         """
         return await renewed(self._actor)
 
     def kill(self, process: ActorProcess | None) -> None:
-        """Kill the drafter without waiting for its end: through Ray, and by signal if its process is known."""
+        """Kill the drafter without waiting for its end. The drafter is killed through Ray, and also by a signal if its
+        process is known.
+        """
         ray.kill(self._actor, no_restart=True)
         if process is not None:
             process.kill()
@@ -88,5 +90,5 @@ class Candidate(NamedTuple):
     """A drafter from which a verifier may request a place."""
 
     number: int
-    """Number of the pool's member that keeps the drafter running."""
+    """Number of the pool's member (`PoolMember`) that keeps the drafter running."""
     drafter: SharedDrafter

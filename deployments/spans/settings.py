@@ -20,7 +20,9 @@ SETTINGS = {"otlp_traces_endpoint": (str | None, Field(None, description=_WHERE,
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError, one line that names the package to install, if spans are requested and cannot be written."""
+    """Raise ValueError if spans are requested but cannot be written; the message is one line that names the package to
+    install.
+    """
     for module in () if config.otlp_traces_endpoint is None else (SDK, EXPORTER):
         try:
             importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests: one span per HTTP request, and within it one span per choice.
+"""OpenTelemetry spans of requests: one span for each HTTP request, and within this span one span for each choice.
 
 OpenTelemetry's packages are optional and are imported only when a tracer is created.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def exporting_provider(endpoint: str, model_name: str) -> "TracerProvider":
-    """Return a provider that sends spans to a collector over HTTP, in batches and from a thread of its own.
+    """Return a provider that sends spans to a collector over HTTP, in batches and from a separate thread.
 
     Args:
         endpoint: URL of the collector, such as http://localhost:4318/v1/traces.
@@ -45,8 +45,8 @@ class RequestTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("wingbeat")
         self._extract = TraceContextTextMapPropagator().extract
-        # The offset between the clocks is stored, because requests are timed by a monotonic clock and spans need the
-        # time of day.
+        # Requests are timed by a monotonic clock, but spans need the time of day, so the offset between the two clocks
+        # is stored.
         self._epoch_s = time.time() - time.perf_counter()
 
     def begin(self, method: str, path: str, headers: Any, request_id: str, arrived_at: float) -> "RequestSpan":

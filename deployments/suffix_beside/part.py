@@ -1,4 +1,4 @@
-"""The setting `suffix_beside`, and metrics of the trees that continue earlier text."""
+"""The setting `suffix_beside`, and metrics of the draft trees that continue earlier text."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -30,7 +30,9 @@ model_settings = {
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Return whether the settings ask for suffix drafts beside a drafter, and words that name the setting."""
+    """Return, for the feature of suffix drafts in addition to a drafter, whether the settings turn it on, and words
+    that name the setting.
+    """
     none = config.choice().drafts
     return {
         SUFFIX_BESIDE: (config.suffix_beside, "suffix_beside is True"),

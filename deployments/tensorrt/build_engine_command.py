@@ -22,7 +22,7 @@ def build_engine_command(config: BuildEngineConfig) -> None:
     """Export a verifier and its head, and build TensorRT engines of both.
 
     Raises:
-        UserError: a checkpoint or a setting cannot be used, or a builder is missing; one line.
+        UserError: a checkpoint or a setting cannot be used, or a builder is missing; the message is one line.
     """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -69,7 +69,7 @@ def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
 
 
 def summary(directory: EngineDirectory) -> str:
-    """Return a line about an engine directory, for people to read."""
+    """Return a line about an engine directory, for display."""
     base = directory.base
     engines = f"engines by {base.builder} {base.tools[base.builder]}" if base.builder else "ONNX files only"
     drafter = "no drafter" if directory.draft is None else f"drafter {directory.draft.name}"

@@ -87,7 +87,7 @@ class BuildEngineConfig(PartLimits, ModelFolder):
         Raises:
             ValueError: the drafter is not a head's folder.
         """
-        import torch  # imported here, because torch takes seconds and no command's help should wait for it
+        import torch  # imported here, because importing torch takes seconds, for which a command's help should not wait
 
         from wingbeat.runtime.tensorrt.build import BuildPlan
 
@@ -113,7 +113,8 @@ class BuildEngineConfig(PartLimits, ModelFolder):
 
 
 def weights_dtype(folder: Path) -> str:
-    """Return torch's name of the weights' dtype: config.json's dtype, else the dtype of most numbers, else float32.
+    """Return torch's name of the dtype of the weights: the dtype in config.json, else the dtype of most of the weights,
+    else float32.
 
     Raises:
         ModelCheckpointError: a file cannot be read.

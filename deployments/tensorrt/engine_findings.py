@@ -17,7 +17,7 @@ def is_engine_directory(folder: Path) -> bool:
 
 
 def show_engines(folder: Path, as_json: bool) -> None:
-    """Check every file of an engine directory against its recorded digest, then print the directory's content.
+    """Check each file of an engine directory against the file's recorded digest, then print the directory's content.
 
     Raises:
         EngineDirectoryError: a file or a field is wrong.

@@ -24,7 +24,7 @@ def add_commands(app: "typer.Typer") -> None:
 
 
 def inspects(folder: Path, as_json: bool) -> bool | None:
-    """Print an engine directory and return True; None for another folder."""
+    """If the folder is an engine directory, print its content and return True; otherwise return None."""
     from wingbeat.deployments.tensorrt.engine_findings import is_engine_directory, show_engines
 
     if not is_engine_directory(folder):

@@ -11,8 +11,8 @@ network_channel = "wingbeat.cluster.channels.tcp.remote_channel:RemoteChannel"
 
 
 def address(config: "AppConfig") -> str | None:
-    """Return this node's address if the rounds of the calling verifier go over the network; None if they stay on the
-    node.
+    """Return this node's address if the calling verifier sends its rounds over the network; None if its drafter is on
+    the same node.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.

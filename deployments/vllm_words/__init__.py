@@ -1,1 +1,1 @@
-"""Options of vLLM that can be given in place of settings."""
+"""Translation of vLLM's options, which can be given instead of settings."""

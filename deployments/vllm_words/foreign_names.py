@@ -8,10 +8,11 @@ _PLACE = "name the drafter: DRAFTER after MODEL, or {drafter}; {draft_steps} is 
 
 
 def hint(option: str, write: Write = str) -> str | None:
-    """Returns the replacement of an option that a command does not have; None if vLLM does not have the option either.
+    """Returns advice on what to use instead of an option that a command does not have; None if vLLM does not have this
+    option either.
 
     Args:
-        option: as written, for example `--max-cpu-loras` or `max_cpu_loras`.
+        option: the option as the user wrote it, for example `--max-cpu-loras` or `max_cpu_loras`.
         write: returns the spelling of a setting's name in the hint.
     """
     name = option.partition("=")[0].removeprefix("--no-").removeprefix("--").replace("-", "_")

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 Given = Mapping[str, Any]
 Read = Callable[[str, Any, Given], dict[str, Any]]
-"""Function (option's name, its value, all given options) -> settings; raises a ValueError that says what to write
-instead.
+"""Function (option's name, its value, all given options) -> settings; raises ValueError, whose message states what to
+write instead.
 """
 Write = Callable[[str], str]
 """Function from the name of an option or setting to its spelling in messages, such as `--max-num-seqs`."""
@@ -23,10 +23,10 @@ class Row(NamedTuple):
 
     kind: Literal["same", "becomes", "left out", "refused"]
     says: str
-    """Line for users about the option; a name in braces is a setting of Wingbeat."""
+    """Text about the option, for users; a name in braces is a setting of Wingbeat."""
     read: Read
     flag: bool = False
-    """Whether the option stands without a value on a command line."""
+    """Whether the option has no value on a command line."""
     values: tuple[Any, ...] = ()
     """Values for which the option is left out; empty if the option is left out for every value."""
 
@@ -36,28 +36,28 @@ class Translated(NamedTuple):
 
     settings: dict[str, Any]
     notes: list[str]
-    """Message for each option that has no effect."""
+    """A message for each option that is ignored."""
 
 
 def written(text: str, write: Write) -> str:
-    """Returns the text with each setting in braces replaced by its spelling; braces of quoted values stay."""
+    """Returns the text with each setting in braces replaced by its spelling; braces in quoted values are kept."""
     return re.sub(r"\{([a-z_]+)\}", lambda found: write(found[1]), text)
 
 
 def same(parse: Callable[[Any], Any] = lambda value: value, says: str = "the same") -> Row:
-    """Returns the row of an option that is a setting of the same name; `parse` converts its value, and None sets
-    nothing.
+    """Returns the row of an option that is a setting of the same name; `parse` converts the value. If the value is
+    None, nothing is set.
     """
     return Row("same", says, lambda name, value, given: {name: parsed} if (parsed := parse(value)) is not None else {})
 
 
 def becomes(says: str, read: Read, flag: bool = False) -> Row:
-    """Returns the row of an option that settings with other names replace."""
+    """Returns the row of an option that is replaced by settings with other names."""
     return Row("becomes", says, read, flag)
 
 
 def renamed(setting: str, says: str | None = None) -> Row:
-    """Returns the row of an option that one setting with another name replaces, with the same value."""
+    """Returns the row of an option that is replaced by one setting with another name and the same value."""
     return becomes(says or f"{{{setting}}}", lambda name, value, given: {setting: value})
 
 
@@ -66,7 +66,7 @@ def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = 
 
     Args:
         why: reason for users.
-        otherwise: remedy that is shown if the option has another value, which is refused.
+        otherwise: remedy that is shown if the option has a value that is not among `values` and is therefore refused.
         flag: as in `Row`.
     """
 
@@ -82,7 +82,9 @@ def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = 
 
 
 def refused(why: str, *nothing: Any, flag: bool = False) -> Row:
-    """Returns the row of an option that is refused; only False, None and values in `nothing` are ignored instead."""
+    """Returns the row of an option that is refused, except if its value is False, None or in `nothing`; the option is
+    then ignored.
+    """
 
     def read(name: str, value: Any, given: Given) -> dict[str, Any]:
         if value is False or value in nothing:
@@ -100,7 +102,8 @@ def translate(
     write: Write = str,
     beside: Given = MappingProxyType({}),
 ) -> Translated:
-    """Translates options of another server to settings; options that only Wingbeat has are passed on unchanged.
+    """Translates options of another server to settings; options that are names of Wingbeat's settings only are passed
+    on unchanged.
 
     Args:
         values: options by name; None counts as not given.
@@ -111,7 +114,8 @@ def translate(
         beside: settings that were given elsewhere; the handling of options may depend on them.
 
     Raises:
-        ValueError: an option is unknown, not supported, or contradicts another; one line that names the option.
+        ValueError: an option is unknown, not supported, or contradicts another option; the message is one line that
+            names the option.
     """
     settings, notes, said_by = {}, [], {}
     for name, value in values.items():

@@ -18,7 +18,7 @@ METHODS = {
     **dict.fromkeys(("ngram", "ngram_gpu"), "{drafter} is `ngram`"),
     "suffix": "{drafter} is `suffix`",
 }
-"""For each of vLLM's names of a method, the settings that replace it."""
+"""For each method of speculation, by its name in vLLM, the settings that replace the method."""
 _ALLOWED = "there is no drafter of this method: use eagle3, eagle, mtp, draft_model, dflash, suffix or ngram"
 _BY_RULE = "measured costs and tracked acceptance decide each round's draft depth"
 
@@ -66,7 +66,7 @@ def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
         return {}
     if method == "mtp":
         raise ValueError("MTP modules are read from the model's own checkpoint: leave `model` out")
-    if str(model).strip("[]") == "ngram":  # if no method is given, vLLM accepts ngram as the model
+    if str(model).strip("[]") == "ngram":  # as in vLLM, ngram may be given as the model if no method is given
         return {"drafter": "ngram"}
     revision = given.get(f"{PLACE}.revision")
     return {"drafter": f"{model}@{revision}" if revision else str(model)}
@@ -77,7 +77,8 @@ def _tokens(name: str, number: Any, given: Given) -> dict[str, Any]:
         raise ValueError(
             "must be a whole number from 1 on; to decode without drafts, give {drafter} none and no speculative_config"
         )
-    if given.get(f"{PLACE}.speculative_token_tree") is not None:  # the number then counts the tree's nodes
+    # if a tree is given, the number counts the nodes of the tree
+    if given.get(f"{PLACE}.speculative_token_tree") is not None:
         return {}
     of_model = not _method(given) and given.get(f"{PLACE}.model") is None
     return {"draft_steps": number} | ({"drafter": "mtp"} if of_model else {})
@@ -93,7 +94,7 @@ def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _beside(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Reads TensorRT-LLM's `sa_config`, which is an object that turns suffix drafts on, or a bool."""
+    """Reads TensorRT-LLM's `sa_config`, which is a bool or an object; true and any object turn suffix drafts on."""
     if not isinstance(value, Mapping | bool):
         raise ValueError("must be an object, such as {}, or true")
     return {"suffix_beside": value is not False}
@@ -108,8 +109,8 @@ def _method_of_acceptance(name: str, method: Any, given: Given) -> dict[str, Any
 
 
 def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
-    """Converts the mean tokens per round to acceptance rates per level; as in vLLM, levels below the mean are always
-    accepted.
+    """Converts the mean number of tokens per round to an acceptance rate for each level. As in vLLM, levels below the
+    mean are always accepted.
     """
     _only_synthetic(given)
     if isinstance(length, bool) or not isinstance(length, int | float):
@@ -154,7 +155,7 @@ def _only_synthetic(given: Given) -> None:
 
 
 def _of_kind(kind: str, setting: str) -> Row:
-    """Returns the row of a setting that belongs to one kind of drafter and is ignored for other kinds."""
+    """Returns the row of a setting that belongs to one kind of drafter; for other kinds, the setting is ignored."""
 
     def read(name: str, value: Any, given: Given) -> dict[str, Any]:
         method = _method(given).removesuffix("_gpu") or str(given.get(f"{PLACE}.model")).strip("[]")
@@ -215,14 +216,15 @@ _FIELDS = {
 
 
 def settings_of(said: Any, beside: Given) -> dict[str, Any]:
-    """Returns the settings that replace a command's `speculative_config`.
+    """Returns the settings that replace `speculative_config` of a command.
 
     Args:
         said: `speculative_config`, an object or JSON.
         beside: other settings that the command was given.
 
     Raises:
-        ValueError: a field is unknown, not supported, or contradicts another; one line that names the field.
+        ValueError: a field is unknown, not supported, or contradicts another field; the message is one line that names
+            the field.
     """
     return translate(flat({PLACE: said}), SPECULATIVE, str, (), beside=beside).settings
 

@@ -1,4 +1,6 @@
-"""Options of vLLM, from a command line or `engine_kwargs`, and the handling of each (docs/ray_serve_llm.md)."""
+"""Options of vLLM, as given on a command line or in `engine_kwargs`, and the handling of each option
+(docs/ray_serve_llm.md).
+"""
 
 import json
 from collections.abc import Mapping
@@ -28,9 +30,9 @@ _KERNELS_OF = {"awq_marlin": "awq", "gptq_marlin": "gptq", "gptq_bitblas": "gptq
 
 
 def _number(value: Any) -> Any:
-    """Reads a number in vLLM's forms, such as `32k` (32,000) and `32K` (32,768).
+    """Reads a number in one of vLLM's notations, such as `32k` (32,000) and `32K` (32,768).
 
-    Returns None for `auto` and -1, so that the default applies.
+    Returns None for `auto` and -1; the default then applies.
     """
     if value in ("auto", -1, "-1"):
         return None
@@ -94,8 +96,8 @@ def _lora(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _quantization(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Accepts the method that the checkpoint's config.json names, and int8, to which weights can be rounded when they
-    are loaded.
+    """Accepts the quantization method that the checkpoint's config.json names, and int8, because weights can be rounded
+    to int8 when they are loaded.
     """
     method, model = _KERNELS_OF.get(str(value), str(value)), given.get("model")
     stored = {}
@@ -142,7 +144,7 @@ prefill, never pieces of rounds.
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
     """Reads a compilation level, or an object with a level and a `cudagraph_mode`.
 
-    A level has no effect: layers have their own kernels and are not compiled.
+    A level is ignored, because layers have their own kernels and are not compiled.
     """
     read = json.loads(value) if isinstance(value, str) else value
     read = read if isinstance(read, Mapping) else {"level": read}

@@ -17,7 +17,7 @@ from wingbeat.deployments.vllm_words.vllm_options import SHORT, VLLM
 COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "log_level": False, "help": True}
 """Options of `wingbeat serve` that are not settings; the value is True for flags, which take no value."""
 _NAMES, _ADAPTERS = "served_model_name", "lora_modules"
-"""Options that, as in vLLM, may be followed by several values, each a word of its own."""
+"""Options that, as in vLLM, may be followed by several values, each in a separate word."""
 _SAID = {"true": True, "false": False, "none": None}
 
 
@@ -26,7 +26,7 @@ class Words(NamedTuple):
 
     args: list[str]
     notes: list[str]
-    """Message for each option that has no effect."""
+    """A message for each option that is ignored."""
 
 
 def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
@@ -37,7 +37,7 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
         settings: model whose fields are options of the command.
 
     Raises:
-        UserError: an option is unknown, not supported, or contradicts another; one line.
+        UserError: an option is unknown, not supported, or contradicts another option; the message is one line.
     """
     flags = {name: plain_type(field.annotation) is bool for name, field in settings.model_fields.items()}
     kept, values, own, bare = _sorted(_with_words(args, settings), flags | COMMANDS_OWN)
@@ -59,7 +59,8 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     flat.
 
     Raises:
-        ValueError: a field is given twice, or an option that is given beside its fields is not an object.
+        ValueError: a field is given twice, or an option is given together with its fields, but its value is not an
+            object.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -83,14 +84,17 @@ def _merged(one: Any, other: Any, name: str) -> dict[str, Any]:
 
 
 def _with_words(args: Sequence[str], settings: type[BaseModel]) -> list[str]:
-    """Adds the missing value after options, such as `--cuda-graphs`, that may be given with or without a value."""
+    """Some options, such as `--cuda-graphs`, may be given with or without a value. Adds the value to those without
+    one.
+    """
     found = list(args)
     kinds = {name: field.annotation for name, field in settings.model_fields.items()}
     either = {name for name, kind in kinds.items() if plain_type(kind) is not bool and bool in get_args(kind)}
     for index, word in enumerate(args):
         name, negated, said = _name(word)
         following = args[index + 1] if index + 1 < len(args) else "-"
-        # The next word need not be the option's value: it may be the model, which needs no option name.
+        # The next word need not be the value of the option, because it may be the model, which is given without an
+        # option name.
         alone = negated or following.startswith("-") or "/" in following or Path(following).is_dir()
         if name in either and said is None and alone:
             found[index] = f"{option_name(name)}={'false' if negated else 'true'}"
@@ -134,10 +138,10 @@ def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
 
 
 def _name(word: str) -> tuple[str | None, bool, str | None]:
-    """Returns an option's name with underscores (None for a positional word), whether it is negated, and its value
-    after `=`.
+    """Splits a word of the command line. Returns the option's name with underscores (None for a positional word),
+    whether the option is negated, and the value after `=`, if there is one.
     """
-    if word[:2] == "-O" and word[2:].isdecimal():  # without a space, like a compiler's option
+    if word[:2] == "-O" and word[2:].isdecimal():  # the value follows without a space, as in a compiler's option
         word = f"-O={word[2:]}"
     option, sign, said = word.partition("=")
     if not option.startswith("--"):
@@ -151,7 +155,7 @@ def _name(word: str) -> tuple[str | None, bool, str | None]:
 
 
 def _value(name: str, said: str | None, turned_on: bool, own: Mapping[str, bool]) -> Any:
-    """Parses `true`, `false`, `none` and JSON. Other text, and values of Wingbeat's own settings, stay text."""
+    """Parses `true`, `false`, `none` and JSON. Other text, and the values of Wingbeat's own settings, remain text."""
     if said is None:
         return turned_on
     if name in own and not own[name]:
@@ -172,8 +176,8 @@ def _as_written(name: str) -> str:
 def _goes_on(name: str, word: str, before: _Sorted) -> bool:
     """Whether `word` is a further value of the option before it.
 
-    A further model name is accepted only after the model was given and if no folder has that name, because a word
-    without an option may also be the model or the drafter.
+    A word without an option may also be the model or the drafter. Therefore a further model name is accepted only if
+    the model has already been given and no folder has this name.
     """
     if word.startswith("-"):
         return False

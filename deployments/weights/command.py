@@ -13,7 +13,7 @@ from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_
 
 PATH = "/v1/weights"
 UPDATE_S = 6 * 3600.0
-"""Maximum seconds until all replicas, one after the other, have drained their requests and loaded a model."""
+"""Maximum seconds until all replicas, one after the other, have finished their requests and loaded the new weights."""
 COLUMNS = ("model", "engine", "state", "weights", "folder")
 
 
@@ -46,7 +46,7 @@ def add_commands(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Have all replicas, one after the other, load and serve the weights in a folder; no request is lost."""
-        # The path is not resolved here, because symbolic links are resolved on the replicas' machines.
+        # The path is not resolved here, because symbolic links must be resolved on the machines of the replicas.
         body = {"folder": str(folder.absolute()), "model": model, "drain_s": drain_s}
         body = {name: value for name, value in body.items() if value is not None}
         answer = call_server(url, operator_key, "POST", PATH + "/update", body, UPDATE_S)

@@ -10,7 +10,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, by_key
 
 
 def weights_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Yield the metric that names each engine's weights."""
+    """Yield the metric whose labels name the weights of each engine."""
     yield gauge(
         "wingbeat_weights_info",
         "1, labelled with the digest of the pushed weights that are served, or 'settings' if none were pushed.",

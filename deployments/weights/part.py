@@ -1,4 +1,6 @@
-"""Hooks of pushed weights. The implementation is named but not imported here, because commands import this file."""
+"""Hooks of pushed weights. The implementation is given by its import path and not imported here, because commands
+import this file.
+"""
 
 add_commands = "wingbeat.deployments.weights.command:add_commands"
 add_routes = "wingbeat.deployments.weights.routes:add_weights_routes"

@@ -1,4 +1,6 @@
-"""Weights of a model in routers and replicas, and the replacement of the weights in one replica after the other."""
+"""Weights of a model, as routers and replicas know them, and the replacement of the weights in one replica after the
+other.
+"""
 
 import asyncio
 import logging
@@ -18,16 +20,18 @@ class Weights(NamedTuple):
 
     digest: str = ""
     """Digest of all bytes of config and weights; empty for the weights that the settings name. Engines with equal
-    digests may continue each other's texts and share keys and values.
+    digests generate the same texts, so one may continue a request of another, and they may share keys and values.
     """
     folder: str = ""
     """Folder of the weights on the machines of the replicas."""
     version: int = 0
-    """Unix time of the push in nanoseconds by the clock of the pushing router; the later of two pushes counts."""
+    """Unix time of the push in nanoseconds, by the clock of the router that made the push. Of two pushes, the later is
+    valid.
+    """
 
 
 class WeightsRefused(ValueError):
-    """The weights cannot be served, for the reason in the message; the former weights are still served."""
+    """The weights cannot be served; the message gives the reason. The former weights are still served."""
 
 
 class WeightsConflict(Exception):
@@ -39,7 +43,7 @@ class Refusal(NamedTuple):
 
     reason: str
     is_of_folder: bool = False
-    """Whether the folder is at fault, so that trying again will not help."""
+    """Whether the folder is the cause. Trying again is then useless."""
 
 
 class FleetWeights:
@@ -59,8 +63,8 @@ class FleetWeights:
         return cls(pool.every_engine.call, lambda: pool.engine_ids)
 
     async def push(self, folder: str, drain_s: float) -> None:
-        """Have all replicas serve the weights in a folder: first all replicas inspect the folder, then one after the
-        other loads it.
+        """Make all replicas serve the weights in a folder. First all replicas inspect the folder; then the replicas
+        load the weights one after the other.
 
         The push continues if the caller is cancelled.
 
@@ -98,11 +102,13 @@ class FleetWeights:
                 kind = WeightsRefused if refusal.is_of_folder else WeightsConflict
                 raise kind(f"{refusal.reason}{where}")
             done.add(left[0])
-        if not done:  # all replicas are gone, and new replicas serve the former weights
+        if not done:  # all replicas are gone; new replicas will serve the former weights
             raise EngineUnavailable()
 
     async def _inspected(self, folder: str) -> Weights:
-        """Return the weights in a folder, which must be identical on all replicas and accepted by all replicas."""
+        """Return the weights in a folder, after checking that they are the same on the machines of all replicas, and
+        that all replicas accept them.
+        """
         engine_ids = sorted(self._engine_ids())
         if not engine_ids:
             raise EngineUnavailable()
@@ -119,7 +125,7 @@ class FleetWeights:
         try:
             return await self._call(engine_id, "ask", works=True, operation=name, arguments=arguments)
         except Exception as error:
-            # For a lost replica the transport may raise any exception. Since internal errors are caught here too,
-            # errors are logged with a traceback.
+            # For a lost replica the transport may raise any exception, so all are caught. Errors are logged with a
+            # traceback, because an error may also come from a fault in Wingbeat's own code.
             logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)
             raise EngineUnavailable(f"Engine {engine_id} was lost before it answered: push again.") from error

@@ -35,7 +35,7 @@ class ReplicaWeights(ReplicaEngines):
         self._taking = asyncio.Lock()
 
     async def start(self) -> None:
-        """See `ReplicaEngines.start`; the engine serves the latest pushed weights, also if they were pushed during the
+        """See `ReplicaEngines.start`; the engine serves the latest pushed weights, even if they were pushed during the
         start.
         """
         pushed = await self._kept()
@@ -59,7 +59,7 @@ class ReplicaWeights(ReplicaEngines):
         return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.take}
 
     async def card(self) -> dict[str, Any]:
-        """Return a description of the served weights, and the state of a replacement."""
+        """Return a description of the served weights, and of a replacement that is in progress."""
         served = self._served
         return {
             "weights": served.digest or None,
@@ -69,7 +69,7 @@ class ReplicaWeights(ReplicaEngines):
         }
 
     async def inspect(self, folder: str) -> tuple[Weights, str | None]:
-        """Return the weights in a folder, and the reason why they cannot be served here (None if they can)."""
+        """Return the weights in a folder, and the reason why this replica cannot serve them, or None."""
         problem = refused_by(self._config)
         if problem is not None:
             return Weights(), problem
@@ -93,7 +93,7 @@ class ReplicaWeights(ReplicaEngines):
             self._served = weights
             try:
                 await self._memory.write(PUSHED, json.dumps(weights))
-            except Exception as error:  # the cluster may raise any exception
+            except Exception as error:  # calls of the cluster may raise any exception
                 return Refusal(
                     f"this engine serves them, but they are not stored for other replicas: {root_cause(error)}"
                 )
@@ -135,7 +135,7 @@ class ReplicaWeights(ReplicaEngines):
         config = self._config_of(self._served)
         served = config.model_dir()
         try:
-            folder = Path(name).resolve()  # the link's target now: the link may change later
+            folder = Path(name).resolve()  # a symbolic link is resolved now, because the link may change later
             if not Path(name).is_absolute():
                 return Weights(), f"{name} must be an absolute path"
             found = inspected(folder, served)
@@ -152,7 +152,7 @@ class ReplicaWeights(ReplicaEngines):
 
 
 def refused_by(config: AppConfig) -> str | None:
-    """Return why these settings cannot be combined with pushed weights; None if they can be."""
+    """Return the reason why these settings cannot be combined with pushed weights; None if there is no such reason."""
     if config.engine_dir is not None:
         return (
             "engine_dir is given, whose engines contain the weights: build engines of the new weights and serve those"
@@ -161,7 +161,9 @@ def refused_by(config: AppConfig) -> str | None:
 
 
 async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
-    """Wait until all requests of a held engine have finished; returns a refusal on timeout."""
+    """Wait until all requests of an engine that is held have finished; returns a refusal if they have not finished
+    within `drain_s`.
+    """
     try:
         async with asyncio.timeout(drain_s):
             while client.num_requests:

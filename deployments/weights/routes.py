@@ -57,8 +57,8 @@ def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
 
 
 async def _card(service: CompletionService, fleet: FleetWeights) -> dict[str, Any]:
-    """Return a description of one model's weights; `weights` and `folder` are null if replicas differ or there are
-    none.
+    """Return a description of one model's weights; `weights` and `folder` are null if replicas serve different weights,
+    or if there are no replicas.
     """
     identity, engines = service.pool.info.text_identity, await fleet.described()
     for card in engines.values():

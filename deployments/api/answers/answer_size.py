@@ -1,4 +1,6 @@
-"""Bounds the bytes of details about tokens, per answer and over all answers, before anything is generated."""
+"""Limits the bytes of details about tokens, for each answer and for all answers together. The limits are checked before
+anything is generated.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,17 +22,17 @@ _LOGPROB, _TOKEN_ID, _TEXT, _ROUND = 96, 8, 8, 2048
 
 
 class _Cost(NamedTuple):
-    """Bytes of JSON that a field of the request adds to the answer."""
+    """Bytes of JSON that one field of the request adds to the answer."""
 
     field: str
     prompt: int
-    """Bytes for each prompt token, in each choice."""
+    """Bytes for each prompt token in each choice."""
     answer: int
     """Bytes for each generated token."""
 
 
 class AnswerSizes:
-    """Bounds the bytes of details that requests ask for, per request and over all requests of a router.
+    """Limits the bytes of details about tokens, for each request and for all requests of a router together.
 
     Args:
         max_bytes: maximum bytes of one answer's details.
@@ -42,7 +44,9 @@ class AnswerSizes:
         """Bytes reserved for answers that have not been sent."""
 
     def most_tokens(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], most: int) -> int:
-        """Returns `most`, the maximum tokens per choice, lowered so that details fit into `max_bytes`; at least 1."""
+        """Returns the maximum tokens per choice: `most`, or fewer (at least 1) so that the details fit into
+        `max_bytes`.
+        """
         by_token = sum(cost.answer for cost in _costs(body)) * body.num_choices * len(num_prompt_tokens)
         if not by_token:
             return most
@@ -57,7 +61,7 @@ class AnswerSizes:
             max_tokens: maximum tokens per choice.
 
         Raises:
-            ApiError: 400, the details could exceed the limit. The error names the field that adds most bytes.
+            ApiError: 400, the details could exceed the limit. The error names the field that adds the most bytes.
         """
         num_prompt, num_answer = sum(num_prompt_tokens), max_tokens * len(num_prompt_tokens) * body.num_choices
         of_prompts = {cost.field: cost.prompt * num_prompt for cost in _costs(body)}
@@ -73,7 +77,7 @@ class AnswerSizes:
                 f"answers by {self._max_bytes} at most (max_answer_bytes). Lower one of them, or send several requests."
             )
             raise ApiError(message, param=param, code="answer_too_long")
-        # All choices of a prompt have equal details about the prompt, which are held once.
+        # The details about a prompt are the same in all its choices, so they are held only once.
         return sum(of_prompts.values()) + sum(of_answers.values())
 
     def check_whole(self, num_bytes: int, param: str, what: str) -> None:
@@ -94,7 +98,7 @@ class AnswerSizes:
         """Context in which an answer's bytes are reserved.
 
         Raises:
-            EngineOverloaded: too many bytes are reserved for other answers now.
+            EngineOverloaded: too many bytes are reserved for other answers at the moment.
         """
         if self.num_held_bytes + num_bytes > ANSWERS_AT_ONCE * self._max_bytes:
             raise EngineOverloaded("There is no room for more answers as long as this one now. Retry shortly.")
@@ -106,7 +110,7 @@ class AnswerSizes:
 
 
 def _costs(body: "GenerationBody") -> Iterator[_Cost]:
-    # A stream holds no details, because details are sent with their tokens.
+    # In a stream, the details of a token are sent with the token, so none are held.
     holds = not body.stream
     if body.asked_logprobs is not None:
         by_token = _LOGPROB * (1 + body.asked_logprobs)

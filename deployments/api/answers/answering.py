@@ -12,11 +12,11 @@ from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces,
 from wingbeat.deployments.api.errors import ClientGone
 
 LONG_BODY_BYTES = 2**16
-"""Bodies of more bytes are parsed in a thread, so that other requests' streams are not delayed."""
+"""Bodies that are longer than this are parsed in a thread, so that the streams of other requests are not delayed."""
 
 
 class Parsed(Protocol):
-    """Class of request bodies."""
+    """Interface of a request body's class."""
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
@@ -30,7 +30,7 @@ Body = TypeVar("Body", bound=Parsed)
 class PieceStream(StreamingResponse):
     """Response body in pieces.
 
-    The generator of the pieces is closed as soon as the client disconnects, not at garbage collection.
+    The generator of the pieces is closed as soon as the client disconnects, not only when it is garbage-collected.
     """
 
     media_type = "application/json"
@@ -79,9 +79,10 @@ async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Resp
 async def long_answer(
     request: Request, work: Coroutine[Any, Any, Any], turn: asyncio.Lock, room: AbstractContextManager[None]
 ) -> Response:
-    """Like `whole_answer`, for a body with `LongList`s, which is written in pieces as fast as the client reads.
+    """Like `whole_answer`, but for a body with `LongList`s, which is written in pieces as fast as the client reads
+    them.
 
-    `room` is a context that reserves the answer's bytes until it is sent.
+    `room` is a context that reserves the answer's bytes; it is left once the answer is sent.
     """
     with ExitStack() as held:
         try:
@@ -105,11 +106,12 @@ async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None =
 async def streamed_answer(
     request: Request, events: AsyncGenerator[bytes, None], room: AbstractContextManager[None] | None = None
 ) -> Response:
-    """Returns a response that streams events; raises an error that occurs before the first event.
+    """Returns a response that streams events.
 
-    `room`: see `long_answer`.
+    An error that occurs before the first event is raised. For `room`, see `long_answer`.
     """
-    # The first event is awaited here, so that an overloaded server can still answer with an error status.
+    # The first event is awaited here, so that an error before it (for example, the server is overloaded) can still be
+    # answered with an HTTP error status.
     with ExitStack() as held:
         try:
             held.enter_context(room or nullcontext())

@@ -20,7 +20,7 @@ RoundBody = dict[str, Any]
 def take_rounds(
     tokenizer: Tokenizer, stream: TextStream, output: RequestOutput, *, hides_rejected: bool
 ) -> tuple[StreamedText, FinishReason | None, tuple[RoundBody, ...]]:
-    """Applies `TextStream.take` token by token, so that each token's text is known.
+    """Applies `TextStream.take` to one token after the other, so that each token's text is known.
 
     Returns the text of all tokens, the finish reason if the text has ended, and the JSON of each round.
 
@@ -59,14 +59,14 @@ class HeldRounds:
             self._by_choice[index] += rounds
 
     def hand_over(self, choice: dict[str, Any]) -> None:
-        """Moves the rounds held for a choice into the choice's body."""
+        """Moves the rounds held for a choice into `choice`, the body of this choice."""
         rounds = self._by_choice.pop(choice["index"], None)
         if rounds:
             choice["rounds"] = LongList(LongPart(rounds))
 
 
 def _round_body(tokenizer: Tokenizer, verified: VerifiedRound, texts: list[str], hides_rejected: bool) -> RoundBody:
-    """Returns a round's JSON; only its first `len(texts)` tokens belong to the answer."""
+    """Returns a round as JSON. Only the first `len(texts)` tokens of the round belong to the answer."""
     num_accepted, num_tokens = len(verified.accepted_nodes), len(texts)
     return {
         "token_ids": list(verified.token_ids[:num_tokens]),
@@ -96,12 +96,11 @@ class Details(NamedTuple):
     tokenizer: Tokenizer
     logprobs: bool = False
     echo: bool = False
-    """Whether the log-probabilities begin with the prompt's tokens, before the answer's tokens."""
+    """Whether the log-probabilities of the prompt's tokens come before those of the answer's tokens."""
     prompt_logprobs: bool = False
     """Whether vLLM's field `prompt_logprobs` is returned."""
     num_top: int = 0
-    """Number of most likely tokens shown for each token of an echoed prompt. Each answer token has exactly this number.
-    """
+    """Number of most likely tokens shown for each token of the answer and of an echoed prompt."""
     num_prompt_top: int = 0
     """Number of most likely tokens shown per token in `prompt_logprobs`."""
     token_ids: bool = False
@@ -143,13 +142,14 @@ class Choice:
     """See `Prompt.echo_skips_special`."""
     include_stop: bool = False
     is_echo_alone: bool = False
-    """Whether the answer is only the prompt (max_tokens 0). Engines generate at least one token, which is then dropped.
+    """Whether the answer consists only of the prompt (max_tokens 0). An engine generates at least one token all the
+    same; this token is dropped.
     """
 
 
 @dataclass(frozen=True)
 class Generation:
-    """All choices of one HTTP request, and what its answer must contain."""
+    """All choices of one HTTP request, and settings that determine the content of its answer."""
 
     response_id: str
     created: int
@@ -160,9 +160,9 @@ class Generation:
     choices: tuple[Choice, ...]
     choices_per_prompt: int
     num_prompt_tokens: int
-    """Tokens of all prompts, each prompt counted once however many choices it has."""
+    """Number of tokens of all prompts; each prompt is counted once, however many choices it has."""
     prompt_details: Mapping[str, int]
-    """Fields of `prompt_tokens_details` in the usage, beside `cached_tokens`."""
+    """Fields of `prompt_tokens_details` in the usage, in addition to `cached_tokens`."""
     include_usage: bool
     continuous_usage: bool
     """Whether every chunk of a stream carries the usage so far."""
@@ -179,7 +179,7 @@ class Generation:
     new_parser: Callable[[], Any] | None = None
     """Makes the parser that reads tool calls and reasoning in a choice's text; None if the text is not parsed."""
     new_shape: Callable[["Generation"], Any] | None = None
-    """Makes the `ResponseShape` of a parsed answer; None if the endpoint's own shape is used."""
+    """Makes the `ResponseShape` of a parsed answer; None if the endpoint's default shape is used."""
 
     def fingerprint(self, weights: str) -> str:
         """Returns OpenAI's `system_fingerprint` for text generated with these weights; see `ChoiceDelta.weights`."""
@@ -187,21 +187,21 @@ class Generation:
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether the other choices of a prompt need the prompt's log-probabilities, which only the first choice's
-        deltas carry.
+        """Whether a prompt has several choices and its log-probabilities are reported. Only the deltas of the first
+        choice carry them, so the other choices need them from there.
         """
         return self.choices_per_prompt > 1 and self.choices[0].request.params.prompt_logprobs is not None
 
     @property
     def has_lists(self) -> bool:
-        """Whether the answer has a list with an item per token."""
+        """Whether the answer has a list with one item for each token."""
         details = self.details
         of_tokens = details.logprobs or details.prompt_logprobs or details.token_ids
         return of_tokens or self.choices[0].request.params.trace
 
 
 class ChoiceDelta(NamedTuple):
-    """New text and tokens of one choice; the last delta of a choice has a finish reason."""
+    """New text and tokens of one choice; only the last delta of a choice has a finish reason."""
 
     index: int
     text: str
@@ -211,13 +211,13 @@ class ChoiceDelta(NamedTuple):
     """Set only on the last delta, if the engine has reported metrics."""
     num_cached_tokens: int = 0
     rounds: tuple[RoundBody, ...] = ()
-    """Rounds, if requested; `logprobs` and `prompt_logprobs` are also empty unless requested."""
+    """Rounds; empty unless requested, as are `logprobs` and `prompt_logprobs`."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
     engine_id: str = ""
     weights: str = ""
-    """Digest of the pushed weights that generated the delta; empty for the model's own."""
+    """Digest of the pushed weights that generated the delta; empty if the weights are those that the settings name."""
     queue_s: float = 0.0
     """Seconds that the choice waited in its engine's queue; 0 on all deltas but the first."""
     stop_reason: str | int | None = None

@@ -1,4 +1,6 @@
-"""Writes JSON in pieces, so that a long answer delays no other stream and its JSON is never complete in memory."""
+"""Writes JSON in pieces, so that a long answer does not delay other streams, and so that its JSON is never in memory as
+a whole.
+"""
 
 import asyncio
 import json
@@ -6,9 +8,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from typing import Any
 
 MOST_ITEMS = 32
-"""Number of list items written at a time, which takes about a millisecond if each item has twenty log-probabilities."""
+"""Number of list items that are written at a time. Writing them takes about a millisecond if each item has twenty
+log-probabilities.
+"""
 PIECE_CHARS = 2**15
-"""Fragments are collected until they have more characters than this, and are then sent as one piece."""
+"""Number of characters above which the fragments collected so far are sent as one piece."""
 
 
 class LongPart:
@@ -17,7 +21,7 @@ class LongPart:
     def __init__(
         self, items: Sequence[Any], as_value: Callable[[Any], Any] = lambda item: item, batch: int = MOST_ITEMS
     ) -> None:
-        """Makes the part; `as_value` converts an item to its JSON value, `batch` is the number of items written at a
+        """Makes the part. `as_value` converts an item to its JSON value; `batch` is the number of items written at a
         time.
         """
         self._items, self._as_value, self._batch = items, as_value, batch
@@ -32,7 +36,7 @@ class LongPart:
 
 
 class SharedPart(LongPart):
-    """Part with which several lists begin; its JSON is made once and kept for the other lists."""
+    """First part of several lists. Its JSON is made for the first of these lists and kept for the others."""
 
     _written: list[str] | None = None
 
@@ -103,7 +107,9 @@ def fragments(value: Any) -> Iterator[str]:
 
 
 async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[bytes, None]:
-    """Yields pieces. After each piece the event loop runs other tasks before a piece is made under the same lock."""
+    """Yields pieces. After each piece, the event loop runs other tasks before the next piece is made, by this or any
+    other call with the same lock.
+    """
     while True:
         async with turn:
             piece = next(pieces, None)

@@ -9,7 +9,9 @@ from wingbeat.deployments.api.answers.generation import ChoiceDelta
 
 
 async def merged(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
-    """Runs the streams concurrently; the first error ends all streams, and so does closing this generator."""
+    """Runs the streams concurrently and yields their deltas. The first error ends all streams; closing this generator
+    ends them too.
+    """
     arrivals: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
 
     async def pump(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
@@ -42,9 +44,8 @@ async def merged(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncG
 async def first_choices_first(
     deltas: AsyncGenerator[ChoiceDelta, None], choices_per_prompt: int
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Yields the deltas, but delays deltas of a prompt's other choices until the first choice has its first delta.
-
-    The reason is that only the first choice carries the prompt's log-probabilities.
+    """Yields the deltas, but delays the deltas of a prompt's second and further choices until the first delta of the
+    prompt's first choice has been yielded, because only the first choice carries the prompt's log-probabilities.
     """
     waiting: dict[int, list[ChoiceDelta]] = defaultdict(list)
     reported: set[int] = set()

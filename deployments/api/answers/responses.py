@@ -16,9 +16,9 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
-"""Fields about a prompt that vLLM's clients read; null if not requested."""
+"""Fields about a prompt that vLLM's clients expect in each answer; null if not requested."""
 OF_CHOICE = ("token_ids",)
-"""Fields of a choice that vLLM's clients read; null if not requested."""
+"""Fields of a choice that vLLM's clients expect in each answer; null if not requested."""
 
 
 class ResponseShape(Protocol):
@@ -30,7 +30,8 @@ class ResponseShape(Protocol):
     """Name of the field with the response's id."""
     logprobs_body: LogprobsBody
     prompt_at_top: bool
-    """Whether fields about the prompt stand beside the choices (for endpoints with one prompt) and not in each choice.
+    """Whether fields about the prompt are at the top level of the body (for endpoints with one prompt) and not in each
+    choice.
     """
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
@@ -38,9 +39,9 @@ class ResponseShape(Protocol):
         ...
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """Returns the items of `choices` that carry a delta, each for a chunk of its own.
+        """Returns the items of `choices` that carry a delta; each item is sent in a separate chunk.
 
-        `is_first`: whether the delta is the first of its choice.
+        `is_first` is whether the delta is the first of its choice.
         """
         ...
 
@@ -97,7 +98,7 @@ class ChatShape:
 
 
 def chat_shape(generation: Generation) -> ResponseShape:
-    """Returns the form of a chat's answer: the parser's if there is one, else `ChatShape`."""
+    """Returns the form of a chat's answer: the form that belongs to the parsers if there are any, else `ChatShape`."""
     return ChatShape() if generation.new_shape is None else generation.new_shape(generation)
 
 
@@ -118,8 +119,8 @@ class Totals:
         self._num_completion_tokens += delta.num_tokens
         self._num_running -= delta.finish_reason is not None
         if delta.index % self._generation.choices_per_prompt == 0:
-            # The prompt's tokens are counted once however many choices it has, and so are its tokens from the prefix
-            # cache.
+            # A prompt's tokens and its tokens from the prefix cache are counted once, however many choices the prompt
+            # has.
             self._num_cached_tokens += delta.num_cached_tokens
         if delta.metrics is not None:
             self._metrics = self._metrics or SpeculationMetrics()
@@ -146,7 +147,7 @@ class Totals:
     def metrics(self) -> dict[str, Any]:
         """Returns the extension `metrics`: timings and `speculative_decoding`.
 
-        `speculative_decoding` is null if a stop string ended every choice before its engine had reported.
+        `speculative_decoding` is null if each choice was ended by a stop string before its engine had reported metrics.
         """
         speculation = None if self._metrics is None else self._metrics.as_dict(self._generation.num_spec_tokens)
         return {"speculative_decoding": speculation, **self._timings.as_dict()}
@@ -252,7 +253,7 @@ async def event_stream(
 
 
 def sse_event(body: dict[str, Any]) -> bytes:
-    """Returns one server-sent event, in ASCII JSON because some readers split lines at U+2028."""
+    """Returns one server-sent event. Its JSON is ASCII, because some clients split lines at U+2028."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -268,7 +269,7 @@ def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
 
 
 def _carrier(choices: list[dict[str, Any]]) -> int:
-    """Returns the index of the chunk with the choice's text; if no chunk has text, of the last chunk."""
+    """Returns the index of the first chunk that has text; if no chunk has text, the index of the last chunk."""
     with_text = (index for index, choice in enumerate(choices) if choice.get("delta", {}).get("content"))
     return next(with_text, len(choices) - 1)
 

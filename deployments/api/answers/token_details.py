@@ -1,4 +1,6 @@
-"""Details about tokens that an answer reports: ids and log-probabilities of the answer's and of the prompt's tokens."""
+"""Details about tokens that an answer reports: ids and log-probabilities of the tokens of the answer and of the
+prompt.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,7 +22,7 @@ class TextPlaces:
     def __init__(
         self, tokenizer: Tokenizer, before: Sequence[int] = (), *, skips_special: bool, echo: str = ""
     ) -> None:
-        """Starts at the text's beginning; tokens that the text leaves out add no characters.
+        """Starts at offset 0. Tokens that the text leaves out add no characters.
 
         Args:
             before: token ids before the first token, as context for decoding.
@@ -31,7 +33,9 @@ class TextPlaces:
         self._num_chars = len(echo.removesuffix(self._detokenizer.take_foreign())) if echo else 0
 
     def of(self, token_id: int) -> int:
-        """Returns the offset of the next token, which is the number of characters completed by the tokens before."""
+        """Returns the offset of the next token, that is, the number of characters that the tokens before it have
+        completed.
+        """
         place = self._num_chars
         self._num_chars += len(self._detokenizer.push((token_id,)))
         return place
@@ -50,7 +54,7 @@ class Reported(NamedTuple):
     """Lists shared by several choices, by name; None if nothing is shared."""
 
     def part(self, name: str, as_value: "AsValue") -> LongPart:
-        """Returns a list part with a value for each token."""
+        """Returns a part of a list, with one value for each token."""
         tokens = range(len(self.token_ids))
         made = LongPart if self.parts is None else SharedPart
 
@@ -66,7 +70,9 @@ class Reported(NamedTuple):
 
 
 class OneLater(Sequence[TokenLogprob | None]):
-    """Log-probabilities of a prompt's tokens, shifted by one: the first token has None."""
+    """Log-probabilities of a prompt's tokens, preceded by None, because the first token of a prompt has no
+    log-probability.
+    """
 
     def __init__(self, of_others: Sequence[TokenLogprob]) -> None:
         self._of_others = of_others
@@ -133,8 +139,8 @@ def chat_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, A
 
 
 def prompt_logprobs(details: Details, reported: Reported) -> LongList:
-    """Returns vLLM's field: for each prompt token {token id: {logprob, decoded_token}} with that token and the most
-    likely ones.
+    """Returns vLLM's field `prompt_logprobs`: for each prompt token a mapping {token id: {logprob, decoded_token}} of
+    that token and of the most likely tokens at its position.
     """
 
     def entry(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, Any] | None:
@@ -163,15 +169,15 @@ class HeldDetails:
         self._logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
         self._of_prompt: dict[int, Sequence[TokenLogprob | None]] = {}
         self._parts: dict[int, dict[str, LongPart]] = defaultdict(dict)
-        """By the prompt's index: the list parts that all choices of the prompt share."""
+        """For each prompt (by index), the parts of lists that all choices of the prompt share."""
         self._places: dict[int, TextPlaces] = {}
         self._told: set[int] = set()
 
     def hold(self, delta: ChoiceDelta) -> None:
         """Adds a delta's details.
 
-        Details about the prompt come with the first delta of its first choice, which arrives before all others of the
-        prompt.
+        Details about a prompt come with the first delta of the prompt's first choice; this delta arrives before all
+        other deltas of the prompt.
         """
         index, details = delta.index, self._details
         if details.token_ids or details.logprobs:
@@ -182,8 +188,8 @@ class HeldDetails:
             self._logprobs[index] += delta.logprobs
 
     def hand_over(self, choice: dict[str, Any]) -> dict[str, LongList]:
-        """Moves the details held for a choice into its body; also returns the prompt's details in the first call per
-        choice.
+        """Moves the details held for a choice into its body; in the first call for a choice, also returns the prompt's
+        details.
         """
         index, details = choice["index"], self._details
         token_ids = self._token_ids.pop(index, [])

@@ -35,7 +35,9 @@ class ChatMessage(MoreMessageFields):
     """Message of a chat: a text, or a sequence of text parts and media parts."""
 
     parts: SkipJsonSchema[list[TextPart | OtherPart] | None] = None
-    """Content parts, if at least one is not text. `flat_messages` sets this field; requests cannot."""
+    """All content parts, if at least one of them is not text. The field is set by `flat_messages`; clients cannot set
+    it.
+    """
     name: str | None = None
     """Name of the author, passed to the chat template."""
 
@@ -70,7 +72,7 @@ class ChatMessage(MoreMessageFields):
 def flat_messages(value: Any) -> Any:
     """Converts a request's messages: `content` becomes a text, and `parts` is added if some parts are not text.
 
-    Fields without effect are dropped.
+    Fields that cannot have an effect are dropped.
 
     Raises:
         ApiError: 400, naming the part that is malformed or not supported.
@@ -96,7 +98,7 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
     if isinstance(fields.get("content"), list):
         fields |= flat_parts(fields["content"], f"{path}.content")
     if fields.get("content") is None and role == "assistant":
-        # The assistant called a tool, wrote only reasoning, or was interrupted.
+        # `content` may be absent here: the assistant called a tool, wrote only reasoning, or was interrupted.
         fields["content"] = ""
     return fields
 
@@ -131,13 +133,13 @@ class ChatBody(MoreChatFields):
 
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Number of most likely tokens to report for each token; needs `logprobs`."""
+    """Number of most likely tokens to report for each token; allowed only with `logprobs`."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """Whether the answer continues the last message instead of starting a new one."""
     chat_template: str | None = None
-    """Chat template used instead of the model's, if the setting `chat_template` is `request`."""
+    """Chat template to use instead of the model's; allowed only if the setting `chat_template` is `request`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
     reasoning_effort: Effort | None = None
@@ -205,7 +207,7 @@ class ChatBody(MoreChatFields):
 
     @property
     def other_parts(self) -> list[OtherPart]:
-        """Content parts of all messages other than text."""
+        """Content parts other than text, of all messages."""
         return [part for message in self.messages for part in message.other_parts]
 
     def template_messages(self, in_parts: bool = False, is_strict: bool = False) -> list[dict[str, Any]]:
@@ -213,7 +215,7 @@ class ChatBody(MoreChatFields):
         return [message.as_template_input(in_parts, is_strict) for message in self.messages]
 
     def template_variables(self) -> dict[str, Any]:
-        """Returns the chat template's variables other than the messages."""
+        """Returns the variables of the chat template, except the messages."""
         variables: dict[str, Any] = dict(self.chat_template_kwargs or {})
         if self.thinking is not None:
             variables.setdefault("enable_thinking", self.thinking.type != "disabled")
@@ -233,7 +235,9 @@ class ChatBody(MoreChatFields):
 
 
 def described(names: Iterable[str]) -> type[RequestBody]:
-    """Makes a body class with the named fields of a chat, all optional, for endpoints that take a conversation."""
+    """Makes a body class with the given fields of a chat request, all optional, for other endpoints that accept a
+    conversation.
+    """
     fields: dict[str, Any] = {
         name: (Annotated[ChatBody.model_fields[name].annotation | None, ChatBody.model_fields[name]], None)
         for name in names

@@ -1,4 +1,6 @@
-"""Content parts of messages: text, and other kinds such as images, for which application parts have readers."""
+"""Content parts of messages: text, and other kinds such as images. The readers of other kinds come from optional parts
+of the application.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -26,7 +28,7 @@ class OtherPart(Part):
     """A part other than text, such as an image."""
 
     type: str
-    """Kind of prompt span that the part becomes, such as `image`."""
+    """Kind of the prompt span that the part becomes, such as `image`."""
     path: str
     """Path of the field in the request that holds the part's data, for error messages."""
     part_path: str
@@ -58,7 +60,7 @@ def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:
     text.
 
     Args:
-        parts: parts as in the request, or already parsed.
+        parts: parts as sent in the request, or parts that are already parsed.
 
     Raises:
         ApiError: 400, naming the part that is malformed or not supported.

@@ -1,4 +1,4 @@
-"""Base class of request bodies: bounds the JSON before parsing, then validates strictly field by field."""
+"""Base class of request bodies: checks the size of the JSON before it is parsed, then validates each field strictly."""
 
 import json
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from wingbeat.deployments.api.errors import ApiError, shown
 MAX_DEPTH = 64
 """Maximum levels of nested objects and lists."""
 MAX_STRINGS = 2**17
-"""Maximum strings, keys included. This limit, `MAX_CONTAINERS` and `MAX_VALUES` bound the duration of parsing, because
-the parser cannot be interrupted.
+"""Maximum number of strings, including keys. The parser cannot be interrupted, so this limit, `MAX_CONTAINERS` and
+`MAX_VALUES` keep its duration short.
 """
 MAX_CONTAINERS = 2**15
 """Maximum number of objects and lists together."""
@@ -27,7 +27,9 @@ _NO_BRACKETS = bytes(set(range(256)) - _STEP.keys())
 
 
 class JsonShape(NamedTuple):
-    """Counts of a JSON text, made without parsing. For a text that is not valid JSON the counts are meaningless."""
+    """Numbers of strings, containers and values in a JSON text, counted without parsing. For a text that is not valid
+    JSON the counts are meaningless.
+    """
 
     num_strings: int
     num_containers: int
@@ -38,9 +40,9 @@ class JsonShape(NamedTuple):
 
     @classmethod
     def of(cls, text: bytes) -> "JsonShape":
-        """Counts a JSON text; all counts but `num_strings` are 0 if there are more than `MAX_STRINGS` strings."""
-        # Backslashes occur only inside strings, where each escapes the next character. Without escaped backslashes and
-        # quotes, each quote left begins or ends a string.
+        """Counts a JSON text; if there are more than `MAX_STRINGS` strings, all counts except `num_strings` are 0."""
+        # Backslashes occur only inside strings, where each escapes the next character. Once escaped backslashes and
+        # escaped quotes are removed, each remaining quote begins or ends a string.
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         num_strings = (text.count(b'"') + 1) // 2
         if num_strings > MAX_STRINGS:
@@ -78,8 +80,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise invalid_json("must be a JSON object")
     if shape.num_keys != len(fields):
-        # The body has nested objects or a repeated key. The fast parser silently keeps only the last value of a
-        # repeated key, so that the body is parsed once more to find such a key.
+        # At this point the body has nested objects or a repeated key. The fast parser silently keeps only the last
+        # value of a repeated key, so the body is parsed once more to find out whether there is such a key.
         json.loads(body, object_pairs_hook=_refuse_twice)
     return fields
 
@@ -103,7 +105,8 @@ Kind = TypeVar("Kind", bound=Part)
 class RequestBody(Part):
     """Request body.
 
-    Each field that a client sends is used, has no effect on the result, is named as ignored, or is refused.
+    Each field that a client sends is either used, or accepted because it cannot change the result, or named as ignored,
+    or refused.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)

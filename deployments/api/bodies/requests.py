@@ -17,7 +17,9 @@ from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 MAX_CHOICES = 128
-"""Maximum choices of a request, which are its prompts times `n`. The number is OpenAI's limit of `n`."""
+"""Maximum number of choices of a request, that is, its number of prompts times `n`. OpenAI limits `n` to the same
+number.
+"""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 
@@ -39,15 +41,17 @@ class StreamOptions(Part):
 
 
 class SpeculationOptions(Part):
-    """Extension: how this request is decoded. Speculation does not change the tokens."""
+    """Extension of OpenAI's API: options for the speculative decoding of this request. None of them changes the
+    tokens.
+    """
 
     enabled: bool = True
     learn: bool = True
     """Whether a drafter may learn from this request. With false, nothing of the request is stored on disk."""
     trace: bool = False
-    """Whether the answer contains each verification round with its tokens and its draft tree."""
+    """Whether the answer contains a description of each verification round, with the round's tokens and draft tree."""
     force: bool = False
-    """Whether to draft even if the measured costs predict no gain."""
+    """Whether to draft even if, according to the measured costs, drafting would not make decoding faster."""
 
     @model_validator(mode="after")
     def _check_force(self) -> Self:
@@ -81,8 +85,8 @@ class GenerationBody(MoreFields, RequestBody):
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """Number of prompt tokens to keep, by default from the prompt's end. The value -1 keeps as many as the context has
-    room for beside `max_tokens`.
+    """Number of prompt tokens to keep, by default from the prompt's end. The value -1 keeps as many tokens as fit into
+    the context together with `max_tokens`.
     """
     truncation_side: Literal["left", "right"] | None = None
     """Side on which a prompt is truncated. With "right" the prompt's first tokens are kept, with "left" its last
@@ -154,7 +158,7 @@ class CompletionBody(GenerationBody):
     @field_validator("logprobs", mode="before")
     @classmethod
     def _no_logprobs(cls, value: Any) -> Any:
-        # False is refused here: a chat's `logprobs` may be false, but this field is a number.
+        # False is refused here, because this field is a number; only a chat's `logprobs` may be false.
         return None if value is False else value
 
     @field_validator("prompt", mode="plain")
@@ -187,7 +191,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def asked_prompt_logprobs(self) -> int | None:
-        """See `SamplingFields`; an echoed prompt is reported with the answer's `logprobs`."""
+        """See `SamplingFields`; for an echoed prompt, the number is `logprobs`, as for the answer."""
         if not self.echo or None in (self.logprobs, self.prompt_logprobs):
             return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
         return max(self.logprobs, self.prompt_logprobs)
@@ -205,5 +209,5 @@ class CompletionBody(GenerationBody):
 
 
 def _is_token_ids(value: Any) -> bool:
-    # An empty list counts as token ids, so that it gets the error message about empty prompts.
+    # An empty list counts as a list of token ids, so that the error message is the one about empty prompts.
     return isinstance(value, list) and all(type(item) is int for item in value)

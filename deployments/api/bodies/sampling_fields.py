@@ -1,4 +1,4 @@
-"""Request fields about sampling, about where the answer ends, and about what is reported on its tokens."""
+"""Request fields about sampling, the end of the answer, and the details that are reported about its tokens."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from wingbeat.runtime.tokenizer import Tokenizer
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_LISTED_TOKENS = 1024
-"""Maximum entries of `logit_bias`, `stop_token_ids` and `bad_words`."""
+"""Maximum number of entries in each of `logit_bias`, `stop_token_ids` and `bad_words`."""
 MAX_BAD_CHARS = 2**14
-"""Maximum characters of all `bad_words` of a request together. The limit exists because the words are searched after
-every node of every draft tree.
+"""Maximum number of characters of all `bad_words` of a request together. The limit exists because the engine searches
+for the words after each node of each draft tree.
 """
 MAX_ALLOWED_TOKENS = 2**14
 MAX_SALT_CHARS = 1024
@@ -31,21 +31,23 @@ _OF_PARTS = tuple(FieldsOfParts.model_fields)
 
 
 class SamplingFields(FieldsOfParts):
-    """Fields that all generating endpoints share; a field that is null has its default, like an absent field."""
+    """Fields that all generating endpoints share; a field that is null has its default value, like an absent field."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """Number of most likely tokens to sample from; 0, -1 and numbers from the vocabulary's size on mean all tokens."""
+    """Number of most likely tokens to sample from; 0, -1 and numbers not below the vocabulary's size mean all
+    tokens.
+    """
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LISTED_TOKENS)
-    """By token id: the number that is added to the token's logit."""
+    """For each token id (as a string), the number that is added to the token's logit."""
     allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_TOKENS)
     bad_words: list[str] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
@@ -112,17 +114,19 @@ class SamplingFields(FieldsOfParts):
 
     @property
     def asked_logprobs(self) -> int | None:
-        """Number of most likely tokens to report per token; None reports no log-probabilities."""
+        """Number of most likely tokens to report per token; if None, no log-probabilities are reported."""
         return None
 
     @property
     def asked_prompt_logprobs(self) -> int | None:
-        """Number of most likely tokens to report per prompt token; None reports none."""
+        """Number of most likely tokens to report per prompt token; if None, no log-probabilities of the prompt are
+        reported.
+        """
         return self.prompt_logprobs
 
     def sampling_params(self, vocab_size: int, tokenizer: Tokenizer, **fields: Any) -> SamplingParams:
-        """Returns the engine's parameters, equal for every choice; `fields` are fields of `SamplingParams` from other
-        sources.
+        """Returns the engine's parameters, which are the same for all choices. `fields` are fields of `SamplingParams`
+        from other sources.
 
         Raises:
             ApiError: a token id is outside the vocabulary.

@@ -1,9 +1,9 @@
 """Handling of request fields that are not supported: unknown fields, and fields of OpenAI's and vLLM's schemas.
 
 Unknown fields are ignored and named in a response header, or refused if `unknown_fields` is `refuse`. Known but
-unsupported fields fall into three groups. Hints, which cannot change the text, are accepted. Fields whose missing
-effect the caller can notice in the answer are ignored and named. All other fields are refused, because without their
-effect the answer would be wrong unnoticed.
+unsupported fields fall into three groups. Hints, which cannot change the text, are accepted. Fields are ignored and
+named if the caller can see in the answer that they had no effect. All other fields are refused, because the caller
+could not see that the answer is wrong.
 """
 
 import re
@@ -21,7 +21,7 @@ from wingbeat.deployments.parts import hooks, merged
 
 HEADER = "X-Wingbeat-Ignored-Fields"
 MOST_NAMED = 16
-"""Maximum ignored fields of a request that are named; further ignored fields are only counted."""
+"""Maximum number of ignored fields that are named for a request; further ignored fields are only counted."""
 MOST_NAME_CHARS = 80
 WITHOUT_EFFECT = frozenset(
     (
@@ -30,8 +30,8 @@ WITHOUT_EFFECT = frozenset(
         *("store", "trace_id", "user", "user_id"),
     )
 )
-"""Names of fields about callers, billing, storage and caching, which cannot change the text in whichever object they
-stand.
+"""Names of fields about callers, billing, storage and caching, which cannot change the text, whichever object of the
+body contains them.
 """
 _NOT_IN_A_HEADER = re.compile(r"[^\w.\[\]?-]", re.ASCII)
 
@@ -52,7 +52,7 @@ class IgnoredFields:
         """Records an unknown field.
 
         Args:
-            value: value of the field; a field that is null or empty is not recorded unless unknown fields are refused.
+            value: value of the field; if unknown fields are not refused, a field that is null or empty is not recorded.
             path: path of the object that contains the field.
             known: the object's known fields, for suggestions.
 
@@ -88,7 +88,9 @@ class IgnoredFields:
             self.pass_over(name, fields[name], path, known)
 
     def __str__(self) -> str:
-        """Returns the names and remarks of ignored fields as a header value; empty if no field was ignored."""
+        """Returns the names of the ignored fields and the remarks on them, as a header value; empty if no field was
+        ignored.
+        """
         more = [f"{self._num_more} more"] if self._num_more else []
         return ", ".join([*self._names, *more])
 
@@ -110,8 +112,8 @@ def ignored_fields() -> IgnoredFields:
 
 @contextmanager
 def none_ignored() -> Iterator[None]:
-    """Context in which unknown fields are refused whatever the settings are, for operators' requests that change the
-    server.
+    """Context in which unknown fields are refused, whatever the settings are. Used for operators' requests that change
+    the server.
     """
     token = _CURRENT.set(IgnoredFields(refuses=True))
     try:
@@ -160,13 +162,15 @@ def _near(name: str, known: frozenset[str]) -> str | None:
 
 
 def _plain(path: str) -> str:
-    """Shortens a path and replaces characters that a header cannot carry."""
+    """Shortens a path, and replaces characters that a header must not contain."""
     path = path if len(path) <= MOST_NAME_CHARS else f"{path[:MOST_NAME_CHARS]}..."
     return _NOT_IN_A_HEADER.sub("?", path)
 
 
 IsOff = Callable[[Any], bool]
-"""Function that returns whether a value of an unsupported field asks for nothing and can therefore be accepted."""
+"""Function of a value of an unsupported field. Returns whether the value requests nothing, so that it can be
+accepted.
+"""
 
 
 class Unserved(NamedTuple):
@@ -175,13 +179,13 @@ class Unserved(NamedTuple):
     why: str
     is_off: IsOff
     is_refused: bool = False
-    """Whether a value that asks for something is refused; otherwise the field is ignored and named."""
+    """Whether a value that requests something is refused; if False, the field is ignored and named."""
 
 
 def refused(why: str, *values: Any) -> Unserved:
     """Makes the handling that answers 400 unless the value is null or in `values`.
 
-    The field is refused because the answer would be another one if it were ignored.
+    For fields that must not be ignored, because the answer would then be wrong.
     """
     return Unserved(why, _off(values), is_refused=True)
 
@@ -218,7 +222,9 @@ def of_parts(path: str) -> dict[str, Unserved]:
 
 
 def _off(values: tuple[Any, ...]) -> IsOff:
-    """Returns a function that is true for null and for the given values, where 0 equals 0.0 but not false."""
+    """Returns a function that is true for null and for the given values; 0 and 0.0 count as equal, 0 and false do
+    not.
+    """
     return lambda value: value is None or any(_same(value, good) for good in values)
 
 

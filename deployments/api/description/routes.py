@@ -55,13 +55,15 @@ def add_description(app: FastAPI) -> None:
 
     @app.get("/docs")
     async def docs() -> HTMLResponse:
-        # The page has no script and loads nothing.
+        # The policy allows nothing except inline styles, because the page has no script and loads nothing.
         return HTMLResponse(page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"})
 
 
 @cache
 def _described(served: tuple[Endpoint, ...], version: str) -> tuple[Mapping[str, Any], str]:
-    """Returns the document and its page; the result is cached for applications with equal endpoints in one process."""
+    """Returns the document and its page. The result is cached, for applications of the same process that have equal
+    endpoints.
+    """
     document = describe(served, version)
     return document, as_page(document)
 

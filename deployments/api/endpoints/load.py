@@ -1,4 +1,4 @@
-"""`GET /load`: the number of running requests of this router (in vLLM's form) and the load of each engine."""
+"""`GET /load`: this router's number of running requests, in vLLM's form, and the load of each engine."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""`/v1/models`: the base models under all their names, and the served variants."""
+"""`/v1/models`: lists the base models, under all their names, and the served variants."""
 
 from typing import Any
 

@@ -17,8 +17,8 @@ from wingbeat.deployments.request_context import ACCESS, RequestContext
 
 access_logger = logging.getLogger(ACCESS)
 POLLED = frozenset({"/health", "/load", "/metrics", "/ping"})
-"""Paths that pages, probes and scrapers request about every second. Requests to these paths are logged only if they
-fail.
+"""Paths that web pages, health probes and metrics scrapers request about once a second. Requests to these paths are
+logged only if they fail.
 """
 
 
@@ -56,8 +56,8 @@ class AccessLog(RequestWatcher):
     """Logs one line per request, except for successful requests to the paths in `POLLED`."""
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Logs the request's line. Text from the client is escaped, except the request id, whose characters were
-        checked.
+        """Logs the request's line. Text from the client is escaped; only the request id is not, because its characters
+        have been checked.
         """
         if context.status < 400 and scope["path"].removeprefix(scope.get("root_path", "")) in POLLED:
             return

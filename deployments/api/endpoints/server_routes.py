@@ -30,8 +30,8 @@ def add_server_routes(app: FastAPI, models: ServedModels) -> None:
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        # A server with several models answers 200 while at least one model has an engine, so that its load balancer
-        # keeps it.
+        # A server with several models answers 200 while at least one model has an engine, so that a load balancer goes
+        # on sending requests to it.
         states = {pool.info.model_name: "ok" if pool.healthy() else "unavailable" for pool in models.pools}
         named = {"models": states} if len(models) > 1 else {}
         if "ok" in states.values():

@@ -1,8 +1,8 @@
-"""Unsupported request fields of vLLM, SGLang and llama.cpp, and how each is handled.
+"""Unsupported request fields of vLLM, SGLang and llama.cpp, and the handling of each field.
 
-Values that would change the text, or guarantees about the text, are refused. Fields that only add something to an
-answer are ignored and named. Fields that have no effect alone, or that concern where and how fast a request runs, are
-accepted.
+A value that would change the text, or guarantee something about the text, is refused. A field that would only add
+something to the answer is ignored and named. A field is accepted if it has no effect by itself, or concerns only where
+or how fast the request runs.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""Methods of a router that other Serve deployments call by a handle, with the HTTP API's bodies but without HTTP."""
+"""Methods of a router that other Serve deployments call through a handle. Arguments and results are the bodies of the
+HTTP API, but no HTTP is used.
+"""
 
 import json
 import uuid
@@ -35,7 +37,7 @@ class _Planned(NamedTuple):
 
 
 class HandleCalls:
-    """Methods of a router that are called by handles.
+    """Methods of a router that are called through handles.
 
     No API key is needed, because only processes of the cluster can have a handle.
 
@@ -76,7 +78,7 @@ class HandleCalls:
         return _Planned(service, generation, chat_shape(generation), name)
 
     def _begin(self) -> str:
-        """Starts the context of a request; returns its id for logs."""
+        """Starts the context of a request; returns the id of the request for logs."""
         name = uuid.uuid4().hex
         enter(RequestContext(name))
         gather(self._refuses_unknown_fields)
@@ -87,8 +89,8 @@ class HandleCalls:
         try:
             with service.sizes.held(generation.answer_bytes):
                 answer = await whole_response(generation, service.run(generation), shape)
-                # A `LongList` becomes a list only when it is written as JSON, so that such an answer is written and
-                # parsed again.
+                # A `LongList` becomes a list only when it is written as JSON, so an answer with `LongList`s is written
+                # as JSON and parsed again.
                 return json.loads("".join(fragments(answer))) if generation.has_lists else answer
         except Exception as error:
             log_failure(error, name)

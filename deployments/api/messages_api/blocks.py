@@ -9,9 +9,9 @@ from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 _MESSAGE = frozenset(("role", "content"))
 _BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|$))+", re.IGNORECASE)
-"""Billing lines that Claude Code writes before its system prompt. The lines are removed because they differ between
-requests, so that no prompt would begin with the previous turn's prompt (for the prefix cache), and mean nothing to a
-model.
+"""Billing lines that Claude Code writes before its system prompt. The lines are removed because they mean nothing to a
+model, and because they differ between requests: the prefix cache would be useless, since no prompt would begin with the
+prompt of the previous turn.
 """
 _BLOCKS = {
     "text": frozenset(("type", "text")),
@@ -20,8 +20,8 @@ _BLOCKS = {
     "tool_use": frozenset(("type", "id", "name", "input", "caller")),
     "tool_result": frozenset(("type", "tool_use_id", "content", "is_error")),
 }
-"""Known fields of a block, by the block's type. `is_error` is known but not passed on, because no chat template reads
-it and the block's text shows the error.
+"""Known fields of a block, by the block's type. `is_error` is known but is not passed on, because no chat template
+reads this field, and the block's text describes the error anyway.
 """
 
 
@@ -50,14 +50,16 @@ def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[d
 
 
 def _system_messages(content: Any, path: str) -> list[dict[str, Any]]:
-    """Returns a list with the system message without billing lines; an empty list if no text is left."""
+    """Returns a list with the system message, from which billing lines are removed; an empty list if no text is
+    left.
+    """
     texts = (_BILLING.sub("", text, count=1) if _BILLING.match(text) else text for text in _texts(content, path))
     text = "\n".join(filter(None, texts))
     return [{"role": "system", "content": text}] if text else []
 
 
 def _user_messages(content: Any, path: str) -> list[dict[str, Any]]:
-    """Returns a user message; tool results become separate messages before the user message."""
+    """Returns the messages for a user's message: one for each tool result, then the user message itself."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     results: list[dict[str, Any]] = []

@@ -17,9 +17,9 @@ from wingbeat.deployments.api.parsed.tools import HostedTool, read_tools
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
-"""Names of fields: chat completions' -> Messages API's, for error messages."""
+"""For error messages: maps the name of a chat completion's field to the name of the Messages API's field."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-"""Values of `tool_choice`: Anthropic's -> OpenAI's."""
+"""Maps Anthropic's values of `tool_choice` to OpenAI's values."""
 
 
 class AnthropicTool(Part):
@@ -119,13 +119,14 @@ class CountBody(RequestBody):
         """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400; the error gives the field's name in a chat request, which `NAMES` translates.
+            ApiError: 400; the error contains the field's name in a chat request; the caller translates this name by
+                `NAMES`.
         """
         return ChatBody.of_fields({name: value for name, value in self._chat_fields().items() if value is not None})
 
     def _chat_fields(self) -> dict[str, Any]:
         messages = chat_messages(self.system, self.messages)
-        # If the last message is the assistant's, the answer continues that message.
+        # If the last message is from the assistant, the answer continues that message.
         goes_on = messages[-1]["role"] == "assistant"
         output = self.output_config or OutputConfig()
         form = output.format or self.output_format
@@ -163,5 +164,6 @@ class MessagesBody(CountBody, SharedWithChat):
 
 
 def _chat_tool(tool: AnthropicTool | HostedTool) -> dict[str, Any]:
-    # The chat request names tools that are not functions as ignored, by their index, which is equal in both requests.
+    # Tools that are not functions are kept here: the chat request names them as ignored, by their index in the list, so
+    # the list must have the same order in both requests.
     return {"type": tool.type} if isinstance(tool, HostedTool) else tool.as_chat()

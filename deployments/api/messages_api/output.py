@@ -33,7 +33,7 @@ class MessageOutput:
         return [Event("message_start", {"message": self._message(None, None, usage)})]
 
     def add(self, found: MessageDelta) -> list[Event]:
-        """Returns the events of new reasoning, text and calls."""
+        """Adds new reasoning, text and calls; returns their events."""
         events = []
         if found.reasoning:
             events += self._add_text("thinking", found.reasoning)
@@ -44,7 +44,7 @@ class MessageOutput:
         return events
 
     def end(self, piece: Piece) -> list[Event]:
-        """Returns the events that end the last block and the message."""
+        """Ends the message; returns the events that end the last block and the message."""
         reason, sequence = self._stop_reason(piece)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return [
@@ -82,7 +82,7 @@ class MessageOutput:
         return ("tool_use" if self._call_index >= 0 else "end_turn"), None
 
     def _add_text(self, kind: str, text: str) -> list[Event]:
-        """Returns the events of new reasoning or text."""
+        """Adds new reasoning or text; returns its events."""
         events = []
         if not self._is_open or self._blocks[-1]["type"] != kind:
             events = self._open({"type": kind, _FIELDS[kind]: "", **({"signature": ""} if kind == "thinking" else {})})
@@ -129,7 +129,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _usage(totals: Totals) -> dict[str, Any]:
-    """Returns the usage in Anthropic's form, which excludes cached tokens from `input_tokens`."""
+    """Returns the usage in Anthropic's form, in which `input_tokens` does not include cached tokens."""
     usage = totals.usage()
     cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return {

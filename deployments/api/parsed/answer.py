@@ -21,8 +21,8 @@ class Piece(NamedTuple):
     stop: str | int | None
     """Stop string or token id that ended the answer; None in all pieces but the last."""
     reasoning_tokens: int
-    """Number of reasoning tokens so far. If a delta ends the reasoning and begins the answer, all its tokens count as
-    answer tokens.
+    """Number of reasoning tokens so far. If the reasoning ends and the answer begins within one delta, all tokens of
+    the delta count as answer tokens.
     """
 
 

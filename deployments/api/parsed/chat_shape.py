@@ -15,7 +15,7 @@ THOUGHTS = ("reasoning", "reasoning_content")
 class ParsedChatShape(ChatShape):
     """Form of `/v1/chat/completions` with parsers.
 
-    Each answer needs an object of its own, because each choice is parsed incrementally.
+    Each answer needs a separate object, because the object holds the state of the parsers of the answer's choices.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -24,7 +24,7 @@ class ParsedChatShape(ChatShape):
         self._with_calls: set[int] = set()
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
-        """Returns a choice with its message: text, reasoning under both names, and calls."""
+        """Returns a choice with its message, which has text, reasoning (under both names) and calls."""
         found = read_piece(self._new_parser(), last._replace(text=text))
         choice = super().choice(last, found.content)
         message = choice["message"]
@@ -59,13 +59,17 @@ class ParsedChatShape(ChatShape):
 
 
 def read_piece(parser: Parser, delta: ChoiceDelta) -> MessageDelta:
-    """Parses a delta into text, reasoning and calls; for the last delta, text that the parser held back is included."""
+    """Parses a delta into text, reasoning and calls; with the last delta, text that the parser has held back so far is
+    returned too.
+    """
     found = parser.push(delta.text)
     return found if delta.finish_reason is None else found.plus(parser.cut() if delta.is_cut else parser.flush())
 
 
 def _finish(finish_reason: FinishReason | None) -> str | None:
-    """Returns the finish reason of a choice with calls: `tool_calls`, or the original one if the choice was cut off."""
+    """Returns the finish reason of a choice with calls: the original finish reason if the choice was cut off, else
+    `tool_calls`.
+    """
     return TOOL_CALLS if finish_reason is FinishReason.STOP else finish_reason
 
 

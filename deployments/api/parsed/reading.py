@@ -50,12 +50,16 @@ class ChatParsers(Parsers):
 
 
 def chat_reader(config: AppConfig, template: str | None) -> ChatParsers:
-    """Makes the reader for a model; parser settings that are `auto` are resolved by its chat template."""
+    """Makes the reader for a model. If a parser setting is `auto`, the parser is chosen by the model's chat
+    template.
+    """
     return ChatParsers.of_template(config.tool_call_parser, config.reasoning_parser, template)
 
 
 def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
-    """Returns the choice with the reading's grammar; keeps special tokens in its text if the parser needs them."""
+    """Returns the choice with the reading's grammar. If the parser needs special tokens, the choice's text keeps
+    them.
+    """
     params = replace(choice.request.params, grammar=reading.grammar)
     skips = choice.skip_special_tokens and not shows_marks
     return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
@@ -68,8 +72,8 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
         parsers: parsers of the server.
         body: the request.
         prompt: end of the prompt's text.
-        grammar: grammar that the request asks for. The grammar constrains the answer's text but not reasoning before
-            it.
+        grammar: grammar that the request contains. The grammar constrains the answer's text, but not the reasoning
+            before the text.
 
     Raises:
         ApiError: the request has tools that the model would not see, or two fields ask for different formats.
@@ -97,10 +101,10 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
 def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: Format, grammar: GrammarSpec) -> Format:
     """Returns the format of an answer that is either calls or text with a response format.
 
-    If `tool_choice` forces calls, the calls are the whole answer, and the response format has no effect.
+    If `tool_choice` forces calls, the format is that of calls alone, and the response format is ignored.
 
     Raises:
-        ApiError: `structured_outputs` is given, which constrains the whole answer as the calls do.
+        ApiError: `structured_outputs` is given. It would constrain the whole answer, and so would the calls.
     """
     if body.structured_outputs is not None:
         raise invalid("tool_choice", "contradicts 'structured_outputs': both constrain the whole answer")
@@ -112,7 +116,9 @@ def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: For
 
 
 def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Format | None, Callable[[], Parser] | None]:
-    """Returns the format that the tools require, if any, and a parser to use instead of the server's, if any."""
+    """Returns the format that the tools require, or None, and a parser to use instead of the server's parser, or
+    None.
+    """
     calls, functions, several = body.calls, _functions(body), body.parallel_tool_calls is not False
     if calls == "none":
         return None, None
@@ -145,7 +151,9 @@ def _function(index: int, tool: Tool) -> Function:
 
 
 def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | None:
-    """Returns the format of text with optional calls; None if no function is strict or the parser has no format."""
+    """Returns the format of text with optional calls. Returns None if no function is strict, or if the parser defines
+    no format of calls.
+    """
     tools = body.tools or []
     if not any(tool.function.strict for tool in tools):
         return None
@@ -157,7 +165,9 @@ def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | N
 
 
 def _strict_functions(body: ChatBody) -> list[Function]:
-    """Returns the functions; the schema of a function that is not strict accepts any object as arguments."""
+    """Returns the functions of the request. For a function that is not strict, the schema is replaced by a schema that
+    accepts any object as arguments.
+    """
     return [
         _function(index, tool) if tool.function.strict else Function(tool.function.name, ANY_OBJECT)
         for index, tool in enumerate(body.tools or ())
@@ -181,7 +191,7 @@ def _pass_over_strict(body: ChatBody) -> None:
 
 
 def _form_of_grammar(grammar: GrammarSpec) -> Format:
-    """Converts a grammar to a format of structural tags, in which reasoning can come before the constrained text.
+    """Converts a grammar to a format of structural tags, so that reasoning can come before the constrained text.
 
     Raises:
         ApiError: the grammar is not valid JSON, or is a structural tag in the older form.

@@ -8,16 +8,16 @@ from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
 
 _OWN = ("stop", "response_format", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
-"""Sampling fields not shared, because other bodies have them under other names or their answers cannot carry the
-results.
+"""Sampling fields that are not shared, because the other bodies have them under other names, or because the other APIs'
+answers have no field for their results.
 """
 _UNREAD: dict[str, Any] = {name: (Any, None) for name in SamplingFields.model_fields if name not in _OWN}
 UnreadFields = create_model("UnreadFields", __base__=RequestBody, **_UNREAD)
 
 
 class SharedWithChat(UnreadFields):
-    """Fields about sampling and about where the text ends. The chat body that is made from this body validates the
-    fields.
+    """Fields about sampling and about where the text ends. The fields are validated by the chat body that is made from
+    this body.
     """
 
     model: str | None = None

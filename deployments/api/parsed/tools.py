@@ -46,7 +46,7 @@ class NamedFunction(Part):
 
 
 class NamedTool(Part):
-    """`tool_choice` that names the one function that must be called."""
+    """Value of `tool_choice` that names a function, which must then be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -75,8 +75,8 @@ class HostedTool(NamedTuple):
 class FunctionCall(Part):
     """A called function with its arguments as JSON text.
 
-    Any text and any JSON value is accepted as arguments, because a model may have written text that is not JSON or that
-    was cut off.
+    Any text and any JSON value is accepted as arguments, because the arguments may come from a model whose text was not
+    JSON or was cut off.
     """
 
     name: str
@@ -97,14 +97,14 @@ class ToolCall(Part):
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
-    """Number of the call in a stream; ignored, because it only repeats the position in the list."""
+    """Index of the call in a stream; ignored, because the index only repeats the call's position in the list."""
 
     def as_template_input(self, is_strict: bool) -> dict[str, Any]:
         """Returns the call for a chat template, with its arguments as an object, as transformers' templates expect.
 
         Args:
-            is_strict: whether arguments that are not a JSON object (for example of a call that was cut off) become an
-                empty object; otherwise they stay text.
+            is_strict: whether arguments that are not a JSON object (for example because the call was cut off) are
+                replaced by an empty object; if False, they remain text.
         """
         fields = self.model_dump(exclude_none=True, exclude={"index"})
         arguments = _arguments(self.function.arguments)
@@ -120,7 +120,7 @@ class CallFields(MessageFields):
     tool_call_id: str | None = None
     """Id of the call that a tool's message answers."""
     reasoning: str | None = None
-    """Reasoning of an assistant's message, as in answers of this server."""
+    """Reasoning of an assistant's message, under the same name as in answers of this server."""
     reasoning_content: str | None = None
     """Other name of `reasoning`."""
 
@@ -162,7 +162,7 @@ class ToolFields(ChatFields):
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; false keeps only the first call."""
     include_reasoning: bool | None = None
-    """Whether the answer includes the reasoning, which the model generates in either case."""
+    """Whether the answer includes the reasoning. The model generates the reasoning in either case."""
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -216,10 +216,10 @@ def read_tools(value: Any, kind: type[Kind], own_types: tuple[str | None, ...]) 
 
 
 def read_choice(value: Any) -> str | NamedTool:
-    """Parses a `tool_choice`: one of `WORDS`, or the function to call.
+    """Parses a `tool_choice`, which is one of `WORDS` or names the function to call.
 
     Raises:
-        ApiError: the value has neither form.
+        ApiError: the value is neither.
     """
     if isinstance(value, str) and value in WORDS:
         return value

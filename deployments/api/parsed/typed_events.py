@@ -30,7 +30,7 @@ class Output(Protocol):
         ...
 
     def add(self, found: MessageDelta) -> list[Event]:
-        """Returns the events of new text, reasoning and calls."""
+        """Adds new text, reasoning and calls; returns their events."""
         ...
 
     def end(self, piece: Piece) -> list[Event]:
@@ -45,7 +45,7 @@ class Output(Protocol):
 async def typed_events(output: Output, answer: ParsedAnswer, request_id: str) -> AsyncGenerator[bytes, None]:
     """Yields the bytes of the answer's events.
 
-    An error before the first event is raised; a later error becomes an event.
+    An error before the first event is raised; a later error is sent as an event.
     """
     started = False
     try:

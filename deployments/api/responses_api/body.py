@@ -15,14 +15,14 @@ from wingbeat.deployments.api.responses_api.unserved import RESPONSE
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 SAME_IN_CHAT = ("tool_choice", "parallel_tool_calls", "stop", "include_reasoning", "user", "metadata")
-"""Fields with the same name in a chat request, beside those of `SharedWithChat`."""
+"""Fields that have the same name in a chat request, in addition to the fields of `SharedWithChat`."""
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Names of fields: chat completions' -> Responses API's, for error messages."""
+"""For error messages: maps the name of a chat completion's field to the name of the Responses API's field."""
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 _TOOL_FIELDS = frozenset(("type", *Function.model_fields))
@@ -30,7 +30,7 @@ _FORMAT_FIELDS = frozenset(("type", "name", "description", "schema", "strict"))
 
 
 class Reasoning(Part):
-    """How much the model reasons. Answers contain the whole reasoning; no summaries are made."""
+    """Options for the model's reasoning. Answers contain the whole reasoning; summaries are not made."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -43,7 +43,7 @@ class TextOptions(Part):
     format: dict[str, Any] | None = None
     """`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "name", "schema", "strict"}`."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """Ignored: no chat template reads it."""
+    """Ignored, because no chat template reads this field."""
 
 
 class StreamOptions(Part):
@@ -86,7 +86,8 @@ class ResponsesBody(SharedWithChat):
         """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400; the error gives the field's name in a chat request, which `NAMES` translates.
+            ApiError: 400; the error contains the field's name in a chat request; the caller translates this name by
+                `NAMES`.
         """
         self._pass_over()
         messages = chat_messages(self.instructions, self.input)
@@ -104,8 +105,8 @@ class ResponsesBody(SharedWithChat):
     def _pass_over(self) -> None:
         """Records unsupported values of `text.verbosity` and `include` as ignored.
 
-        Raises ApiError for log-probabilities, which cannot be returned, and for all of these values if the setting
-        `unknown_fields` refuses ignored fields.
+        Raises ApiError if log-probabilities are requested, because they cannot be returned; also raises ApiError for
+        each of the ignored values if the setting `unknown_fields` is `refuse`.
         """
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             if ignored_fields().refuses:
@@ -123,8 +124,8 @@ class ResponsesBody(SharedWithChat):
 def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
-        # The chat request names tools that are not functions as ignored, by their index, which is equal in both
-        # requests.
+        # Tools that are not functions are kept here: the chat request names them as ignored, by their index in the
+        # list, so the list must have the same order in both requests.
         return {"type": kind}
     ignored_fields().pass_over_unknown(tool, _TOOL_FIELDS, path)
     fields = {name: tool[name] for name in Function.model_fields if name in tool}

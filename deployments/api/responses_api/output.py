@@ -32,7 +32,7 @@ class ResponseOutput:
         return self._numbered([Event(f"response.{name}", dict(begun)) for name in ("created", "in_progress")])
 
     def add(self, found: MessageDelta) -> list[Event]:
-        """Returns the events of new reasoning, text and calls."""
+        """Adds new reasoning, text and calls; returns their events."""
         events = []
         if found.reasoning:
             events += self._add_text("reasoning", found.reasoning)
@@ -43,7 +43,7 @@ class ResponseOutput:
         return self._numbered(events)
 
     def end(self, piece: Piece) -> list[Event]:
-        """Returns the events that end the last item and the response."""
+        """Ends the response; returns the events that end the last item and the response."""
         status = "incomplete" if piece.finish_reason is FinishReason.LENGTH else "completed"
         events = self._close(status)
         if not self._items:
@@ -96,7 +96,7 @@ class ResponseOutput:
         return events
 
     def _add_text(self, kind: str, text: str) -> list[Event]:
-        """Returns the events of new reasoning or message text."""
+        """Adds new reasoning or message text; returns its events."""
         events = []
         if not self._is_open or self._items[-1]["type"] != kind:
             events += self._close()
@@ -150,7 +150,7 @@ class ResponseOutput:
         return [*events, done]
 
     def _event(self, event_type: str, /, **fields: Any) -> Event:
-        """Returns an event with the index of the latest item."""
+        """Returns an event that contains the index of the latest item."""
         return Event(event_type, {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, **fields})
 
 

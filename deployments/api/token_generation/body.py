@@ -23,7 +23,7 @@ from wingbeat.deployments.api.errors import invalid
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 BESIDE = ("model", "request_id", "stream", "stream_options", "cache_salt", "priority", "speculation")
-"""Fields beside `sampling_params` that a completion has under the same name."""
+"""Fields, outside of `sampling_params`, that a completion has under the same name."""
 _NOT_SAMPLED = {"cache_salt", "priority", "response_format", "return_token_ids", "return_tokens_as_token_ids"}
 SAMPLED = frozenset({"max_tokens", "n", "logprobs", *SamplingFields.model_fields} - _NOT_SAMPLED)
 """Fields of vLLM's `SamplingParams` that a completion has under the same name."""
@@ -37,7 +37,7 @@ SAMPLING: Mapping[str, Unserved] = {
 }
 _MEDIA = "prompts are text only here: send images and audio to /v1/chat/completions"
 NAMES = {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in (*SAMPLED, *SAMPLING)}
-"""Names of fields: completions' -> this endpoint's, for error messages."""
+"""For error messages: maps the name of a completion's field to the name of this endpoint's field."""
 
 
 class TokenCompletion(CompletionBody):
@@ -59,7 +59,7 @@ class GenerateBody(RequestBody):
 
     token_ids: Any = Field(json_schema_extra={"type": "array", "items": {"type": "integer"}})
     sampling_params: dict[str, Any]
-    """vLLM's `SamplingParams`; absent ones have the defaults of `/v1/completions`, except `max_tokens`."""
+    """vLLM's `SamplingParams`; fields that are absent have the defaults of `/v1/completions`, except `max_tokens`."""
     model: str | None = None
     request_id: Any = None
     stream: bool | None = None
@@ -71,7 +71,8 @@ class GenerateBody(RequestBody):
     @field_validator("token_ids")
     @classmethod
     def _check_token_ids(cls, value: Any) -> Any:
-        # Not validated by pydantic, which would copy every id of a list that may then be too long.
+        # The list is not validated by pydantic, because pydantic would copy every id before the list's length is
+        # checked.
         if not isinstance(value, list) or not value or not all(type(one) is int for one in value):
             raise invalid("token_ids", "must be a list of token ids, and not empty")
         return value
@@ -80,7 +81,8 @@ class GenerateBody(RequestBody):
         """Returns the request in the form of a completion.
 
         Raises:
-            ApiError: 400, with the field's name in a completion; see `NAMES`.
+            ApiError: 400; the error contains the field's name in a completion; the caller translates this name by
+                `NAMES`.
         """
         given = self.sampling_params
         check_unserved(given, SAMPLING, "sampling_params")

@@ -1,4 +1,6 @@
-"""`POST /inference/v1/generate`, and `POST /v1/chat/completions/render`, which makes its body from a chat request."""
+"""`POST /inference/v1/generate`, and `POST /v1/chat/completions/render`, which makes a body for the former from a chat
+request.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -25,11 +27,11 @@ class TokensShape:
     prompt_at_top = True
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
-        """Returns a choice, to which its token ids are added."""
+        """Returns a choice without text; the caller adds its token ids."""
         return {"index": last.index, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """Returns one choice; none if there are no tokens and no finish reason."""
+        """Returns a list of one choice, or an empty list if there are no tokens and no finish reason."""
         return [self.choice(delta, "")] if delta.num_tokens or delta.finish_reason is not None else []
 
 

@@ -20,7 +20,7 @@ from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
 
 MAX_TOKENS = 2**20
 IDS_AT_ONCE = 2**10
-"""Token ids in one piece of an answer."""
+"""Number of token ids in one piece of an answer."""
 CHAT_FIELDS = frozenset(
     (
         *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "model"),
@@ -30,7 +30,7 @@ CHAT_FIELDS = frozenset(
 
 
 class Fields(NamedTuple):
-    """Parsed but not validated fields of a body, before it is known whether the body has a text or a chat."""
+    """Fields of a body, parsed but not validated. Used before it is known whether the body has a text or a chat."""
 
     fields: dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The drafter's Ray actor, which serves one or several verifiers. The actor holds the GPU; its child process drafts.
 
-Child processes are forked from a server process that has imported torch, so that a dead drafter is replaced within a
-second.
+Child processes are forked from a server process that has imported torch, so that the replacement of a dead drafter
+takes less than a second.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from wingbeat.kernels.disk_cache import compiler_env
 
 logger = logging.getLogger(__name__)
 FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment that makes torch count devices by NVML. A process that has counted devices by CUDA cannot fork children
-that use CUDA.
+"""Environment variables that make torch count devices through NVML. Otherwise torch counts them through CUDA, and a
+process that has done so cannot fork children that use CUDA.
 """
 RENEW_S = 10.0
-"""Maximum seconds for an actor's `renew`. Since `renew` waits for nothing, an actor that takes longer is stuck."""
+"""Maximum seconds for an actor's `renew`. `renew` waits for nothing, so an actor that takes longer is stuck."""
 
 
 class DrafterLost(RuntimeError):
@@ -68,7 +68,8 @@ class DrafterActor:
             self.drafter.kill()
         self._memory_kills = MemoryKills()
         self.drafter = self._server.fork()
-        with contextlib.suppress(ConnectionError):  # if the process has already ended, the next call reports that
+        # if the process has already ended, the next `call` raises DrafterLost
+        with contextlib.suppress(ConnectionError):
             self.drafter.connection.send((self._config, self._core, terms))
 
     def call(self, name: str, *arguments: Any) -> Any:

@@ -49,7 +49,8 @@ class DrafterCalls:
         """Serve the channel `name` from now on; returns this process's id.
 
         Raises:
-            ChannelError: the channel does not exist, a later incarnation holds it, or this GPU cannot reach its memory.
+            ChannelError: the channel does not exist, a later incarnation holds it, or the GPU of this process cannot
+                access the channel's memory.
         """
         self._thread.attach(name, incarnation)
         return os.getpid()
@@ -64,14 +65,15 @@ class DrafterCalls:
 
 
 def serve(connection: Connection, make: type[DrafterCalls] = DrafterCalls) -> None:
-    """Load a drafter according to the first message, then answer calls until the connection closes or SIGTERM comes.
+    """Load a drafter according to the first message, then answer calls until the connection closes or the process gets
+    SIGTERM.
 
     The function returns only after the GPU has finished all work, because clients of CUDA's multi-process service must
     not exit while their kernels run. If the drafter cannot be loaded, every call is answered with the reason.
     """
     show_log()
-    # `recv` needs no timeout, because the actor closes its end when it is done, and this process ends with its fork
-    # server.
+    # `recv` needs no timeout, because the actor closes its end of the connection when it is done, and because this
+    # process is ended if its fork server ends.
     config, core, terms = connection.recv()
     calls, problem = None, None
     signal.signal(signal.SIGTERM, _asked_to_end)
@@ -89,7 +91,9 @@ def serve(connection: Connection, make: type[DrafterCalls] = DrafterCalls) -> No
 
 
 class _Asked(BaseException):
-    """SIGTERM has come. The class derives from BaseException, so that handlers of Exception do not catch it."""
+    """Raised when the process gets SIGTERM. The class derives from BaseException, so that handlers of Exception do not
+    catch it.
+    """
 
 
 def _asked_to_end(number: int, frame: object) -> None:

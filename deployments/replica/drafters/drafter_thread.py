@@ -31,7 +31,9 @@ REST_S = 1.0
 longer.
 """
 WAIT_S = 0.1
-"""Maximum seconds of one wait for a round. A verifier that sends a round ends the wait at once by the doorbell."""
+"""Maximum seconds of one wait for a round. A verifier that sends a round also rings the channel's doorbell, which ends
+the wait at once.
+"""
 
 
 class Worker(Protocol):
@@ -55,8 +57,8 @@ class Worker(Protocol):
 class DrafterThread:
     """Answers the rounds of all attached channels; all pending rounds are computed in one batched pass.
 
-    The thread first loads the drafter. Every call waits until the drafter is loaded; if loading fails, every call
-    raises its error.
+    The thread first loads the drafter. Each method call waits until the drafter is loaded; if loading fails, each call
+    raises the error of the loading.
 
     Args:
         core: CPU core that the thread shares with the verifier's thread; None does not pin the thread.
@@ -78,7 +80,7 @@ class DrafterThread:
         self._thread.start()
 
     def needs(self, terms: DrafterTerms = DrafterTerms()) -> DrafterNeeds:
-        """Return the needs of this drafter, which its verifier must meet.
+        """Return the requirements of this drafter that its verifier must meet.
 
         Args:
             terms: convention by which the draft head is read, to be fixed before any channel is attached; and weights
@@ -102,16 +104,17 @@ class DrafterThread:
             convention: as in the `terms` of `needs`.
 
         Raises:
-            ChannelError: the channel does not exist, a later incarnation holds it, or this GPU cannot reach its memory.
+            ChannelError: the channel does not exist, a later incarnation holds it, or the GPU of this process cannot
+                access the channel's memory.
             ValueError: the drafter has been set up for other verifiers in a way that does not suit this verifier, or
-                has no room for another verifier.
+                has no memory for another verifier.
         """
         self.worker()
         with self._lock:
             self._read_as(convention)
             end = attach_channel(name, incarnation, self._config.drafter_device() == "cuda")
             try:
-                self._worker.detach(name)  # the channel may still be attached by an earlier connection, which broke
+                self._worker.detach(name)  # the channel may still be attached through an earlier connection that broke
                 self._worker.attach(name, end)
             except BaseException:
                 end.close()
@@ -119,13 +122,14 @@ class DrafterThread:
         self._attached.set()
 
     def detach(self, name: ChannelName) -> None:
-        """Stop serving the channel `name`; does nothing if it is not attached."""
+        """Stop serving the channel `name`; does nothing if the channel is not attached."""
         worker = self.worker()
         with self._lock:
             worker.detach(name)
 
     def rest(self) -> None:
-        """Begin no further pass, and wait for the running pass and for the device; must be the last call.
+        """Begin no further pass, and wait for the running pass and for the device; this must be the last call of this
+        object.
 
         The wait is limited to `REST_S`, so that a stuck thread does not hold up the caller.
         """
@@ -145,15 +149,15 @@ class DrafterThread:
         """Wait until the drafter is loaded, then return its worker.
 
         Args:
-            loan: weights that the verifier lends; only the value in the first call has an effect.
+            loan: weights that the verifier lends; used in the first call, ignored in later calls.
 
         Raises:
             Exception: whatever the drafter's factory has raised, such as a checkpoint error that names the tensor.
         """
         if self._borrowed is not None:
             self._borrowed.tell(loan)
-        # The wait has no limit, because the actor limits the time of loading. The loop ends if the thread has died,
-        # because a dead thread never sets `_loaded`.
+        # The total wait has no limit here, because the actor limits the time of loading. The loop also ends if the
+        # loading thread has died, because `_loaded` would then never be set.
         while not self._loaded.wait(LOADED_POLL_S) and self._thread.is_alive():
             pass
         if self._problem is not None:
@@ -226,6 +230,7 @@ class DrafterThread:
         elif len(ends) == 1:
             ends[0].wait_outcome(WAIT_S)
         elif any(end.round_waits() for end in ends) or not (waits := hooks("wait_for_any")):
-            time.sleep(POLL_NAP_S)  # no bell announces the device data that a pending round waits for
+            # a pending round waits for data on the device, and no doorbell rings when such data arrives
+            time.sleep(POLL_NAP_S)
         else:
             waits[0]([end.bell for end in ends], lambda: any(end.round_waits() for end in ends), WAIT_S, self._busy_at)

@@ -22,7 +22,9 @@ from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 
 logger = logging.getLogger(__name__)
 LATE_S = 10.0
-"""Seconds for an actor to report that its process has not answered. The engine waits a little longer than the actor."""
+"""Seconds that the replica waits beyond the actor's own time limit, so that the actor can report that its process has
+not answered.
+"""
 
 
 class RayDrafter:
@@ -67,11 +69,13 @@ class RayDrafter:
         return await self._answer(self._actor.call.remote("attach", channel_name, next_incarnation()))
 
     async def renew(self) -> bool:
-        """Begin another process in the same actor; returns False if the actor is gone or stuck."""
+        """Start a new process in the same actor; returns False if the actor is gone or stuck."""
         return await renewed(self._actor, self.terms)
 
     def kill(self) -> None:
-        """Kill the actor without waiting for its end: through Ray, which frees the actor's bundle, and by signal."""
+        """Kill the actor without waiting for its end. The actor is killed through Ray, so that its bundle is freed, and
+        also by a signal.
+        """
         ray.kill(self._actor, no_restart=True)
         if self._process is not None:
             self._process.kill()
@@ -84,8 +88,8 @@ class RayDrafter:
     async def _answer(self, asked: Awaitable[Any]) -> Any:
         """Wait for the actor's answer and return it.
 
-        The actor gives its process less time than this call has, so that a timeout here means that the actor or Ray
-        failed.
+        The actor's time limit for its process is shorter than the limit of this call, so a timeout here means that the
+        actor or Ray failed.
 
         Raises:
             TimeoutError: the actor has not answered.

@@ -18,8 +18,9 @@ POLL_S = 0.25
 FREED_S = 1.0
 """Seconds to wait until the GPU driver has freed the memory of a killed process."""
 RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
-"""After the connection to a drafter on another node breaks: seconds that the drafter has to attach again, and seconds
-that the connection must have lasted. After a shorter connection the drafter is replaced instead.
+"""Two limits for a drafter on another node whose connection broke. RECONNECT_S: seconds within which the drafter must
+attach again. RECONNECT_AFTER_S: seconds that the broken connection must have lasted; if it was shorter, the drafter is
+replaced.
 """
 
 
@@ -32,13 +33,14 @@ class DrafterHandle(Protocol):
     async def needs(self, terms: bytes) -> bytes | None:
         """Return pickled `DrafterNeeds` for pickled `DrafterTerms`; raises if the drafter cannot start.
 
-        The result is None if no drafter may be running yet; the engine's process then finds out the needs itself.
+        Returns None if it is possible that no drafter is running yet; the engine's process then determines the needs
+        itself.
         """
         ...
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
-        """Wait until the drafter is loaded, attach it to a channel, and return its process id; raises if it could not
-        start.
+        """Wait until the drafter is loaded, attach it to a channel, and return the drafter's process id; raises if the
+        drafter could not start.
 
         Args:
             next_incarnation: function that returns an unused incarnation number; called once per attempt.
@@ -46,13 +48,13 @@ class DrafterHandle(Protocol):
         ...
 
     async def renew(self) -> bool:
-        """End the drafter's process and begin another process in its place; returns whether that succeeded."""
+        """End the drafter's process and start a new process in its place; returns whether that succeeded."""
         ...
 
     def kill(self) -> None:
         """Release the drafter without waiting.
 
-        A drafter that no other verifier shares is killed, even if its process is stopped (SIGSTOP).
+        A drafter that serves no other verifier is killed, which works even if its process was stopped by SIGSTOP.
         """
         ...
 
@@ -62,8 +64,9 @@ class DrafterSupervisor:
 
     Args:
         call: runs a method of `EngineCalls`; raises EngineFailed once the engine is gone.
-        back_off_s: pause before the second retry in a series of failures, in seconds; later pauses double.
-        takes_in: whether the engine may load the drafter in the engine's process if GPU memory does not carry rounds.
+        back_off_s: pause before the second retry in a series of failures, in seconds; each later pause is twice the
+            previous pause.
+        takes_in: whether the drafter may be loaded in the engine's process if a channel in GPU memory does not work.
     """
 
     def __init__(
@@ -79,9 +82,11 @@ class DrafterSupervisor:
         self.incarnation = 0
         self.pid = 0
         self.fell_back = False
-        """Whether the channel is in host memory because GPU memory did not carry data."""
+        """Whether the channel is in host memory because the channel in GPU memory did not work."""
         self.taken_in = False
-        """Whether the engine runs the drafter in the engine's process, so that no drafter process needs replacement."""
+        """Whether the engine runs the drafter in the engine's process, so that there is no drafter process to
+        replace.
+        """
         self._takes_in = takes_in
         self._call = call
         self._channel_name = channel_name
@@ -96,7 +101,7 @@ class DrafterSupervisor:
         """Attach the first drafter, which was launched before this call, or load it in the engine's process.
 
         Args:
-            problem: why the channel is already in host memory instead of GPU memory; None if no such change was made.
+            problem: why the channel has already been moved from GPU memory to host memory; None if it was not moved.
 
         Raises:
             DrafterStartError: the drafter cannot start; the message names the cause.
@@ -117,7 +122,7 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace or reconnect the drafter whenever it is lost; returns when the engine ends.
+        """Replace or reconnect the drafter whenever the drafter is lost; returns when the engine ends.
 
         If the drafter runs in the engine's process, the method returns at once, because the drafter ends with that
         process.
@@ -129,8 +134,8 @@ class DrafterSupervisor:
                 await self._sleep(POLL_S)
                 if not await self._call("drafter_is_lost"):
                     continue
-                # `_attached_at` is None after a failed attempt, so that neither the attempt nor the pause before it
-                # counts as the lifetime of a drafter.
+                # `_attached_at` is None after a failed attempt: no drafter was attached, so neither the attempt nor the
+                # pause before it counts as a drafter's lifetime.
                 if self._attached_at is not None:
                     self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():
@@ -157,7 +162,9 @@ class DrafterSupervisor:
         return getattr(self._drafter, "lacks_room", False)
 
     async def _reconnected(self) -> bool:
-        """Try to attach a drafter again that has lost only its network connection; returns whether that succeeded."""
+        """If the drafter has lost only its network connection, try to attach it again; returns whether it is
+        attached.
+        """
         held = self._drafter is not None and not isinstance(self._channel_name, str)
         if not held or self._attached_at is None or self._clock() - self._attached_at < RECONNECT_AFTER_S:
             return False
@@ -174,7 +181,7 @@ class DrafterSupervisor:
         """Give the lost drafter a new process, or release it.
 
         A drafter that never attached is released, because its actor or node may be at fault. `self._drafter` stays set
-        during the call, so that `stop` can end the drafter and free its place if the engine ends meanwhile.
+        during the call, so that `stop` can end the drafter and free its resources if the engine ends meanwhile.
         """
         if self._drafter is not None and not (self._attached_at is not None and await self._drafter.renew()):
             self._kill()
@@ -236,7 +243,7 @@ class DrafterSupervisor:
 def root_cause(error: BaseException | str) -> str:
     """Return one line that names the innermost exception of an error from another process.
 
-    Ray wraps the original error and appends its traceback, whose last line names the cause.
+    Ray wraps the original error in another error and appends the original traceback, whose last line names the cause.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return re.sub(r"\b(?:\w+\.)+(?=\w+(?:Error|Exception)\b)", "", lines[-1]) if lines else type(error).__name__

@@ -1,7 +1,6 @@
 """Builds what the two processes of a pair run: the engine, and the drafter's worker.
 
-The drafter's process imports this file too, so that modules which only the verifier needs are imported in
-`build_setup`.
+The drafter's process imports this file too, so modules that only the verifier needs are imported inside `build_setup`.
 """
 
 from functools import partial
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
 def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> EngineSetup:
     """Load the verifier and build its engine.
 
-    The drafter's needs are requested after the verifier is loaded, so that both models load in parallel.
+    The drafter's needs are requested only after the verifier is loaded, so that the two models load in parallel.
 
     Args:
         spread: see `PairSettings`.
 
     Raises:
-        ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
+        ValueError, FileNotFoundError: the model or a limit cannot be used; the message is one line that names the
+            reason.
         DrafterStartError: the drafter's checkpoint cannot be read.
     """
     _check_device(config)
@@ -91,7 +91,7 @@ def _check_device(config: AppConfig) -> None:
 
 
 def _inner_drafter(config: AppConfig) -> "InnerDrafter":
-    """Return the drafter in a form that can be loaded in the engine's process."""
+    """Return an object that can load the drafter in the engine's process."""
     from wingbeat.runtime.inner_drafter import InnerDrafter
 
     factory = config.drafter_factory
@@ -100,13 +100,14 @@ def _inner_drafter(config: AppConfig) -> "InnerDrafter":
 
 
 def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> DraftWorker:
-    """Load the drafter of a configuration that has one.
+    """Load the drafter of a configuration. The configuration must have a drafter.
 
     Args:
         lender: source of weights that the drafter can share with the verifier; with None, all weights are loaded.
 
     Raises:
-        ValueError, FileNotFoundError: the checkpoint cannot be used; one line that names the tensor or field.
+        ValueError, FileNotFoundError: the checkpoint cannot be used; the message is one line that names the tensor or
+            field.
     """
     drafter = drafter_of_pair(pair_settings(config), config.drafter_device(), lender)
     if drafter is None:
@@ -118,9 +119,9 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
 
 
 def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
-    """Return the needs of a drafter that may not be running yet.
+    """Return the needs of a drafter whose process may not be running yet.
 
-    The drafter is loaded in this process, and dropped after its needs are read.
+    The drafter is loaded in this process, and is freed once its needs are known.
 
     Raises:
         ValueError, FileNotFoundError: as `build_draft_worker`.
@@ -135,7 +136,7 @@ def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> D
 
 
 def pair_settings(config: AppConfig) -> PairSettings:
-    """Return the settings of a configuration that concern a verifier and its drafter."""
+    """Return the part of the configuration that concerns the verifier and its drafter."""
     return PairSettings.of(
         model=config.model_dir(),
         drafter=config.choice(),

@@ -1,4 +1,4 @@
-"""Methods of an engine that its replica calls between two rounds; results and errors are sent to the replica."""
+"""Methods of an engine that its replica calls between two rounds; their results and errors are sent to the replica."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineFigures(NamedTuple):
-    """Copy of an engine's figures, made between two rounds because a round changes the figures."""
+    """Copy of an engine's figures, made between two rounds, because the figures change during a round."""
 
     stats: dict[str, Any]
     drafter_state: str
@@ -73,7 +73,9 @@ class EngineCalls:
         return EngineFigures(fields, str(self._engine.drafter_state), recording, os.getpid(), self._weights)
 
     def check_integrity(self) -> None:
-        """Check that the KV block counts are consistent; raises the engine's error, which names the mismatch."""
+        """Check that the KV block counts are consistent; if not, raises the engine's error, which names the
+        mismatch.
+        """
         self._engine.check_integrity()
 
     def operate(self, operation: str, arguments: tuple[Any, ...]) -> Any:
@@ -87,9 +89,9 @@ class EngineCalls:
         return self._operations[operation](*arguments)
 
     def open_names(self, kind: str, entries: tuple[CatalogEntry[Any], ...]) -> tuple[CatalogEntry[Any], ...]:
-        """Restore the named objects of a kind that are on disk, then apply the replica's entries.
+        """Restore the named objects of a kind that are on disk, then apply `entries`, which come from the replica.
 
-        Returns the objects that were found on disk, as entries like those of `Catalog.changes`.
+        Returns the objects that were found on disk, as entries in the form of `Catalog.changes`.
         """
         if kind not in self._keepers:
             return ()
@@ -108,7 +110,7 @@ class EngineCalls:
             False if data that the drafter writes has not arrived here yet; then the method must be called again.
 
         Raises:
-            ChannelError: data of the drafter does not arrive here.
+            ChannelError: data that the drafter writes cannot arrive here.
         """
         reached = self._channel.try_drafter()
         if reached:
@@ -116,9 +118,9 @@ class EngineCalls:
         return reached
 
     def fall_back(self, reason: str) -> "ChannelName | None":
-        """Replace a channel that does not carry data by a channel of the next kind.
+        """Replace a channel that does not work by a channel of the next kind.
 
-        Returns the new channel's name, or None if there is no other kind.
+        Returns the new channel's name, or None if there is no next kind.
         """
         return self._channel.fall_back(reason)
 
@@ -144,9 +146,9 @@ class EngineCalls:
     def drafter_is_lost(self) -> bool:
         """Return whether the engine has no living drafter, and detach a drafter that has died.
 
-        An idle engine exchanges no rounds, so that only this call notices that its drafter has died.
+        An idle engine sends no rounds to its drafter, so only this call notices that the drafter has died.
 
-        A drafter that is late with an answer counts as present until the engine's patience with it is over.
+        A drafter whose answer is late counts as alive until the engine's time limit for the answer has passed.
         """
         if self._engine.drafter_state == "late":
             self._engine.look_for_late_drafter()
@@ -176,7 +178,8 @@ class EngineCalls:
         Raises:
             ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
         """
-        # A recording holds hidden states of one verifier, so that other weights need another recording.
+        # A recording holds the hidden states of one set of verifier weights, so a separate recording is made for pushed
+        # weights.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
         self._recording = first("observe", self._config, own_engine(self._engine), name)
         if self._recording is not None:

@@ -25,25 +25,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 NUM_COMPILING = 2
-"""Number of grammars that are compiled at once, so that a slow grammar does not delay the next grammar."""
+"""Number of grammars that are compiled at the same time. More than 1, so that a slow grammar does not delay the next
+grammar.
+"""
 IDLE_CHECK_S = 1.0
 """Seconds without work after which an engine checks once that all KV blocks have been freed."""
 CLOGGED_S = 5e-3
 """Seconds between two attempts to send through a full ring while no rounds run."""
 LAST_WORDS_S = 2.0
-"""Maximum seconds that an ending engine waits until its replica has made room in the ring for the final messages."""
+"""Maximum seconds that an ending engine waits for its replica to read enough of a full ring that the final messages can
+be written.
+"""
 TELL_CACHED_S = 0.05
 """Minimum seconds between two messages about changes of the prefix cache while rounds run."""
 
 
 class EngineLoop:
-    """Runs rounds while there are unfinished requests, else sleeps; handles messages between two rounds.
+    """Runs rounds while there are unfinished requests, else sleeps; handles the replica's messages between two rounds.
 
     Args:
         calls: object whose methods the replica calls by name.
         grammars: compiles grammars of requests; the loop closes this object at its end.
         cache_log: log of changes of the engine's prefix cache; with None, no changes are sent.
-        take_own: function that receives the outputs of the engine's own requests, which came from no router.
+        take_own: function that receives the outputs of requests that were made by the engine itself and not by a
+            router.
     """
 
     def __init__(
@@ -86,8 +91,8 @@ class EngineLoop:
     def run(self) -> bool:
         """Run until the engine is stopped or breaks; returns whether it was stopped.
 
-        The method must be called in the thread that has loaded the engine. Before it returns, final verdicts on
-        requests are sent to the replica.
+        The method must be called in the thread that has loaded the engine. Before `run` returns, the loop sends the
+        final verdicts on all requests to the replica.
         """
         if self._grammars is not None:
             threading.Thread(target=self._warm_grammars, name="wingbeat-grammar-start", daemon=True).start()
@@ -124,7 +129,7 @@ class EngineLoop:
         """Send final verdicts: requests in `suspects` may have broken the engine, and requests in `returned` are given
         back.
 
-        About all other requests, routers learn only that the engine is gone.
+        No verdict is sent for other requests; their routers learn only that the engine is gone.
         """
         self._compiling.shutdown(wait=False, cancel_futures=True)
         if self._grammars is not None:
@@ -164,8 +169,8 @@ class EngineLoop:
             self._engine.check_integrity()
             self._check_at = wait_s = None
         self._pulse.end()
-        # The wait needs no limit, because this process ends with its replica (`die_with_parent`), however the replica
-        # ends.
+        # The wait needs no limit, because the operating system kills this process if its replica ends for whatever
+        # reason (`die_with_parent`).
         self._link.wait(wait_s)
 
     def _flush(self, now: float, *, idle: bool = False) -> None:
@@ -177,8 +182,8 @@ class EngineLoop:
         if self._link.clogged:
             return
         due = {client: box.take(now) for client, box in self._outboxes.items() if box.due(now, idle=idle)}
-        # Cache changes are sent before outputs, so that a router that sends a request which continues an output already
-        # knows that its prefix is cached.
+        # Cache changes are sent before outputs: when a router gets an output and sends a request that continues the
+        # output's text, the router already knows that the prefix is cached.
         if self._cache_log is not None and (idle or now >= self._tell_cached_at):
             self._tell_cached_at = now + TELL_CACHED_S
             if (changes := self._cache_log.take()) is not None:
@@ -220,7 +225,7 @@ class EngineLoop:
         self._flush(time.monotonic())
 
     def _add_one(self, client_id: str, one: WireRequest, outbox: Outbox) -> None:
-        """Add one request to the engine; an error becomes a verdict for the request's client."""
+        """Add one request to the engine; an error is reported to the request's client as a verdict."""
         number, request_id = one.number, name_of(client_id, one.number)
         if request_id in self._owners:
             logger.warning("Request %s was submitted twice: it runs once", request_id)

@@ -18,13 +18,13 @@ class ToEngine(StrEnum):
     START = "start"
     """`EngineStart`"""
     NEEDS = "needs"
-    """pickled `DrafterNeeds` or None, the error that prevented the drafter's start or None"""
+    """two elements: pickled `DrafterNeeds` or None; the error that prevented the drafter's start or None"""
     SUBMIT = "submit"
     """client, list of WireRequest"""
     ABORT = "abort"
     """client, numbers of its requests"""
     WITHDRAW = "withdraw"
-    """client, numbers of its requests; requests that have not begun to run are given back to the client"""
+    """client, numbers of its requests; of these, requests that have not begun to run are given back to the client"""
     DISCONNECT = "disconnect"
     """client"""
     CALL = "call"
@@ -59,7 +59,7 @@ class EngineStart(NamedTuple):
     core: int | None
     """CPU core that the engine's thread is pinned to; None does not pin the thread."""
     gpus: tuple[int | str, ...] = ()
-    """Ids of the GPUs that Ray assigned to the replica."""
+    """Ids of the GPUs that Ray has assigned to the replica."""
     address: str | None = None
     """Address of this node if the drafter connects over the network; None if the drafter is on this node."""
     spread: Any = None
@@ -78,7 +78,7 @@ class EngineStarted(NamedTuple):
     checks_drafter: bool
     """Whether the first attached drafter is to pass the self-test."""
     channel_problem: str | None = None
-    """Why GPU memory does not carry rounds; None if no reason is known before a drafter attaches."""
+    """Why a channel in GPU memory does not work; None if no problem is known before a drafter attaches."""
 
 
 def name_of(client_id: str, number: int) -> str:
@@ -98,8 +98,8 @@ def owner(name: str) -> tuple[str, int]:
 
 
 def portable(error: BaseException) -> Exception:
-    """Return the error if it can be pickled, else a RuntimeError with the same message."""
+    """Return the error itself if it can be pickled, else a RuntimeError with the error's message."""
     try:
         return pickle.loads(pickle.dumps(error))
-    except Exception:  # exceptions of any class may come from unpickling
+    except Exception:  # unpickling may raise exceptions of any class
         return RuntimeError(f"{type(error).__name__}: {error}")

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 START_S = 60.0
 """Maximum seconds to wait until the replica that started this process has sent `EngineStart`."""
 LATE_S = 30.0
-"""Seconds that the engine waits beyond the drafter's own time limit, so that the replica can report why the drafter has
-not answered.
+"""Seconds that the engine waits beyond the drafter's own time limit, so that the replica has time to report why the
+drafter has not answered.
 """
 SWITCH_INTERVAL_S = 0.5e-3
-"""Seconds that another thread, such as one that compiles a grammar, may hold the interpreter before the engine's
-thread gets it; Python's default of 5 ms is a third of a round.
+"""Seconds that another thread, such as one that compiles a grammar, may hold the interpreter before the engine's thread
+gets it. Python's default is 5 ms, a third of the time of a round.
 """
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     """Run one engine until the replica stops it or is gone, SIGTERM comes, or the engine breaks."""
     memory, own_bell, peer_bell, parent = map(int, sys.argv[1:])
     die_with_parent(parent)
-    # A terminal sends Ctrl-C to the replica too, and the replica decides when the engine ends.
+    # SIGINT is ignored here. A terminal sends Ctrl-C to the replica too, and the replica decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_log()
     show_stacks()
@@ -74,18 +74,19 @@ def main() -> None:
 
 
 def serve(link: Link) -> bool:
-    """Load the engine and run it until it ends; returns True if it was stopped, False if it broke.
+    """Load the engine and run it until it ends; returns True if the engine was stopped, False if it broke.
 
     Raises:
-        Exception: the engine cannot be loaded; one line that says what to change.
+        Exception: the engine cannot be loaded; the message is one line that names what to change.
     """
     start: EngineStart = _expect(link, ToEngine.START, START_S)[0]
     config = start.config
     set_log_level(start.log_level)
     if start.gpus:
         claim_devices(start.gpus)
-    # Loaded objects live as long as the process. Garbage collection is off during loading, and frozen objects are
-    # skipped later, so that no time is spent on traversing them.
+    # Objects made during loading live as long as the process, so traversing them for garbage would be wasted time.
+    # Collection is therefore off during loading, and afterwards these objects are frozen, that is, later collections
+    # skip them.
     gc.disable()
     setup, channel = _load(link, start)
     gc.freeze()
@@ -125,7 +126,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         needs, problem = _expect(link, ToEngine.NEEDS, NEEDS_ATTEMPTS * config.drafter_start_timeout_s + LATE_S)
         if problem is not None:
             raise problem
-        if needs is None:  # no drafter may be running yet, so that its needs are found here
+        if needs is None:  # the drafter may not be running yet, so its needs are determined here
             from wingbeat.deployments.replica.engine.build import needs_loaded_here
 
             return needs_loaded_here(config, terms.convention)
@@ -147,8 +148,8 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
 
 
 def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:
-    """Build Wingbeat's own engine. Torch is imported here and not earlier, so that torch's threads belong to this
-    thread.
+    """Build Wingbeat's own engine. Torch is first imported here, so that torch's intra-op threads belong to the thread
+    that runs this function.
     """
     import torch
 
@@ -166,8 +167,8 @@ def _no_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
 
 
 def _expect(link: Link, kind: str, patience_s: float) -> list[Any]:
-    """Wait for the replica's message of a kind before rounds run, and return its elements. A stop message ends the
-    process.
+    """Wait for the replica's message of the given kind and return the message's elements. Used before rounds run. A
+    stop message ends the process.
 
     Raises:
         RuntimeError: the message has not come within `patience_s`; the replica then starts another engine.

@@ -1,4 +1,4 @@
-"""Interfaces of an engine's process: arguments and return value of an engine factory."""
+"""Interfaces of an engine's process: what an engine factory takes as arguments and returns."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class DrafterStartError(RuntimeError):
-    """No drafter could be started; one line that names the cause."""
+    """No drafter could be started; the message is one line that names the cause."""
 
 
 class DrafterTerms(NamedTuple):
-    """Settings that a verifier sends to each of its drafters (the first and its replacements) with the request for its
+    """Settings that a verifier sends to its first drafter and to each replacement, with the request for the drafter's
     needs.
     """
 
     convention: "HeadConvention | None" = None
     """Convention by which the draft head is read; None if the head's files specify it."""
     loan: Any = None
-    """Weights that the verifier lends the drafter on a GPU that both share, made by the hook `lend`; None if no weights
-    are lent.
+    """Weights that the drafter borrows from a verifier on the same GPU, made by the hook `lend`; None if no weights are
+    borrowed.
     """
 
 
@@ -47,16 +47,17 @@ class AskNeeds(Protocol):
 
 
 class ServedEngine(Protocol):
-    """Interface of an engine for the engine loop and its calls, which use the engine only in the thread that has loaded
-    it.
+    """Interface of an engine as used by `EngineLoop` and `EngineCalls`, only in the thread that has loaded the engine.
 
-    `step` raises RoundFailed if it can tell which requests may have broken the engine.
+    If a round fails and `step` can tell which requests may have caused the failure, `step` raises RoundFailed.
     """
 
     drafter_state: str
     """`none`, `attached`, `late` or `lost`."""
     tell_round: Callable[[int, list[str]], None]
-    """Set by the loop; the engine calls the function before each round with its token count and request ids."""
+    """Function that the loop sets. The engine calls the function before each round with the round's token count and
+    request ids.
+    """
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None: ...
     def abort_request(self, request_id: str) -> None: ...
@@ -84,7 +85,9 @@ class ServedGrammars(Protocol):
         ...
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a grammar; raises ValueError, one line that begins with the field's name, if that is impossible."""
+        """Compile a grammar. Raises ValueError if that is impossible; its message is one line that begins with the
+        field's name.
+        """
         ...
 
     def close(self) -> None:
@@ -104,13 +107,13 @@ class Keeper(Protocol):
         ...
 
     def keep(self, entries: Iterable[tuple[str, int, Any]]) -> "Future[None] | None":
-        """Bind names to objects; the object None removes a name. The future completes once the objects are written to
-        disk.
+        """Bind names to objects. Each entry is name, version and object; with None as the object, the name is removed.
+        The future completes once the objects are written to disk.
         """
         ...
 
     def take(self, output: RequestOutput) -> None:
-        """Handle an output of one of the engine's own requests, which came from no router."""
+        """Handle an output of a request that was made by the engine itself and not by a router."""
         ...
 
     def close(self) -> None:
@@ -130,7 +133,7 @@ class EngineSetup(NamedTuple):
     cache_log: "CacheLog | None" = None
     """Log of changes of the prefix cache; None if routers get no reports about the prefix cache."""
     keepers: Mapping[str, Keeper] = MappingProxyType({})
-    """By kind of name, the keeper of the named objects."""
+    """For each kind of named object, its keeper."""
     take_drafter_in: "Callable[[ChannelFactory], None] | None" = None
     """Loads the drafter in this process and attaches it; None if the drafter always has its own process."""
     grammars: ServedGrammars | None = None

@@ -23,20 +23,21 @@ GPU_MEMORY: ChannelKind = "cuda_ipc"
 OWN_DEVICE = torch.device("cuda", 0)
 """The GPU of this process, which `wingbeat.cluster.placement.claim_devices` makes the first device."""
 TRIAL_WAIT_S = 0.05
-"""Maximum seconds that one call of `try_drafter` waits for the data that proves that a drafter is reached."""
+"""Maximum seconds that one call of `try_drafter` waits for the data that proves that the channel works."""
 
 
 class PairChannel:
     """The verifier's side of the pair's channel, of any kind.
 
-    With the setting `channel: auto`, host memory is used if GPU memory does not carry data between the two processes.
+    With the setting `channel: auto`, a channel in host memory is used if a channel in GPU memory does not work between
+    the two processes.
 
     Args:
         address: address of this node if the drafter connects over the network; else None.
         runtime: CUDA runtime for channels in GPU memory; with None, torch's runtime is used.
 
     Raises:
-        ChannelError: the channel cannot be created; one line that names what is missing.
+        ChannelError: the channel cannot be created; the message is one line that names what is missing.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class PairChannel:
 
     @property
     def name(self) -> ChannelName:
-        """Name that a drafter attaches to."""
+        """Name of the channel, by which a drafter attaches."""
         return self._channel.name
 
     @property
@@ -79,17 +80,19 @@ class PairChannel:
         return self._channel.verifier_end
 
     def try_drafter(self) -> bool:
-        """Return whether data of an attached drafter is proven to arrive here; False means "not yet".
+        """Return True once test data of an attached drafter has arrived here, False if the data has not arrived yet.
 
         The call waits at most `TRIAL_WAIT_S`, because running requests wait meanwhile. Raises ChannelError if it is
-        certain that data does not arrive.
+        certain that data cannot arrive.
         """
         if self.problem is not None and not self._said:
             self._say()
         return not self._in_gpu_memory or self._channel.try_drafter(wait_s=TRIAL_WAIT_S)
 
     def _device_channel(self) -> Any:
-        """Return the class of channels in GPU memory; None if its part is not installed and host memory is allowed."""
+        """Return the class of channels in GPU memory; None if the optional part with these channels is not installed
+        and host memory is allowed.
+        """
         kind = next(iter(hooks("device_channel")), None)
         if kind is None and not self._may_fall_back:
             raise ChannelError(f"channel is {GPU_MEMORY}: nothing that is installed makes it; use auto or shm")
@@ -114,7 +117,7 @@ class PairChannel:
     def _in_host_memory(self, reason: str, said: bool = True) -> ShmChannel:
         """Create a channel in host memory instead of GPU memory.
 
-        `said`: whether to warn now; otherwise `try_drafter` warns.
+        With `said` False, the warning is logged later, by `try_drafter`.
         """
         self.problem = reason
         if said:
@@ -131,22 +134,22 @@ class PairChannel:
 
 
 def own_memory(config: AppConfig) -> "ChannelFactory":
-    """Return a factory of the channel to a drafter in the engine's process.
+    """Return a factory of channels between an engine and a drafter in the same process.
 
-    The channel is on the GPU if both models are on the GPU.
+    The channel is in GPU memory if both models are on the GPU.
     """
     on_gpu = config.resolved_device() == config.drafter_device() == "cuda"
     return partial(InProcessChannel, device=OWN_DEVICE if on_gpu else None)
 
 
 def attach_channel(name: ChannelName, incarnation: int, on_gpu: bool) -> DrafterSide:
-    """Return the drafter's side of a channel; its kind is the kind that the verifier has created.
+    """Return the drafter's side of a channel, of the same kind as the verifier's side.
 
     Args:
         on_gpu: whether the drafter runs on the GPU of this process.
 
     Raises:
-        ChannelError: the channel cannot be attached; one line that names what is missing.
+        ChannelError: the channel cannot be attached; the message is one line that names what is missing.
     """
     if not isinstance(name, str):
         return hooks("network_channel")[0].attach(name, incarnation, OWN_DEVICE if on_gpu else None)
