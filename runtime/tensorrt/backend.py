@@ -1,4 +1,4 @@
-"""The backend `tensorrt`: an engine replaces the verifier's weights."""
+"""The backend `tensorrt`, which runs the verifier as an engine instead of from its weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ class LoadedEngine(LoadedModel):
 
     @property
     def computed_by(self) -> str:
-        """See `LoadedModel.computed_by`: digests of the engine's files."""
+        """See `LoadedModel.computed_by`; returns the digests of the engine's files."""
         return " ".join(["engine", *self.config.files.values()])
 
     @property
@@ -159,9 +159,8 @@ def load_engine(
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Adjusts the requested limits to an engine with linear KV; only prefix caching adds pages beside the KV rows.
-
-    Without prefix caching each sequence has a single block as long as an engine row.
+    """Adjusts the requested limits to an engine with linear KV; with prefix caching, KV is also kept in pages of
+    blocks. Without prefix caching each sequence has a single block, which is as long as an engine row.
 
     Raises:
         ValueError: a requested limit exceeds the engine's, or a setting is not supported; the message names the limit
