@@ -160,7 +160,9 @@ def load_engine(
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
     """Adjusts the requested limits to an engine with linear KV; with prefix caching, KV is also kept in pages of
-    blocks. Without prefix caching each sequence has a single block, which is as long as an engine row.
+    blocks.
+
+    Without prefix caching each sequence has a single block, which is as long as an engine row.
 
     Raises:
         ValueError: a requested limit exceeds the engine's, or a setting is not supported; the message names the limit

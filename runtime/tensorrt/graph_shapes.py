@@ -1,5 +1,6 @@
-"""Shapes of the graphs: tensors with named free dimensions, and the sizes of these dimensions for each stage. How a
-graph is exported and run is defined elsewhere.
+"""Shapes of the graphs: tensors with named free dimensions, and the sizes of these dimensions for each stage.
+
+How a graph is exported and run is defined elsewhere.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,7 @@
-"""Runs passes of one graph over rows of linear KV. A pass is padded to a contiguous range of rows, and can be captured
-as a CUDA graph. Rows of the range that belong to no sequence of the pass write their KV after the maximum length of a
-sequence, where no sequence keeps KV.
+"""Runs passes of one graph over rows of linear KV.
+
+A pass is padded to a contiguous range of rows, and can be captured as a CUDA graph. Rows of the range that belong to no
+sequence of the pass write their KV after the maximum length of a sequence, where no sequence keeps KV.
 """
 
 import logging

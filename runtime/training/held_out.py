@@ -43,8 +43,9 @@ def served_dtype(device: torch.device) -> torch.dtype:
 def held_out_records(
     records: list[Record], target: TargetDescription, chain: int, device: torch.device
 ) -> HeldOut | None:
-    """Recorded answers with their prompts; None if the recording has no held-out answers. If a record has no prompt,
-    its first half is used as the prompt.
+    """Recorded answers with their prompts; None if the recording has no held-out answers.
+
+    If a record has no prompt, its first half is used as the prompt.
     """
     prompts = [record.token_ids[: first_learnt(record) or len(record.token_ids) // 2].tolist() for record in records]
     new_tokens = _new_tokens(target, max(map(len, prompts), default=0), chain)

@@ -1,6 +1,8 @@
 """Sources of a drafter's training data: the verifier, which runs during training, or a recording of the verifier's
-outputs. For a step and a part of its batch, a source supplies the tensors of the loss: text, taps and distributions. A
-source does not depend on the head.
+outputs.
+
+For a step and a part of its batch, a source supplies the tensors of the loss: text, taps and distributions. A source
+does not depend on the head.
 """
 
 from collections.abc import Iterator

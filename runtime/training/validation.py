@@ -42,8 +42,9 @@ class EngineValidation:
     """Whether the head is an MTP module, which is exported to a folder with the verifier's files."""
 
     def measure(self, export: Callable[[Path], None]) -> HeadAcceptance:
-        """Export the head's weights, load the exported files as in serving, and generate text. The engine's verifier is
-        loaded only during the measurement, because memory is scarce during training.
+        """Export the head's weights, load the exported files as in serving, and generate text.
+
+        The engine's verifier is loaded only during the measurement, because memory is scarce during training.
         """
         shape = SpeculationConfig(self.chain, 1, self.chain + 1)
         longest = max(map(len, self.prompts)) + self.num_tokens
