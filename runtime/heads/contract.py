@@ -72,7 +72,7 @@ class DraftHead(nn.Module, ABC):
     max_position_embeddings: int
     """Maximum number of positions in training, according to the checkpoint.
 
-    Later positions also run, but with worse drafts.
+    Drafting at later positions is possible, but acceptance is lower.
     """
     embedding_width: int = 0
     """Width of the embeddings that the head takes in place of token embeddings in media spans; 0 if the head embeds
