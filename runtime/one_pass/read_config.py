@@ -227,8 +227,8 @@ def _whole(value: Any, name: str, least: int = 1) -> int:
 
 
 def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
-    """Which position a slot predicts. If no field states this: SHIFT for files of DSpark's own tool, FILL_IN for all
-    others.
+    """Reads which position a slot predicts. If no field states this: SHIFT for files of DSpark's own tool, FILL_IN for
+    all others.
     """
     from_anchor = _first(raw, "sample_from_anchor")
     if from_anchor is None:
