@@ -66,7 +66,7 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """Checks that all modules run on deterministic kernels, and tests the matrix products on this device.
 
     Args:
-        layers: the decoder's layers, swapped for kernels where possible.
+        layers: the decoder's layers, which already run on Wingbeat's kernels where possible.
 
     Raises:
         UnsupportedModelError: a module is not deterministic; the message does not contain the model's name.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_STEPS = 128
-"""Maximum number of tokens that one walk looks ahead."""
+"""Maximum number of tokens of a walk."""
 MOST_WALK_S = 0.002
 """CPU seconds after which a walk stops."""
 _MOST_SPELLINGS = 64

@@ -53,7 +53,7 @@ class RequestGrammar(NamedTuple):
         return self.compiled.deep_copy()
 
     def masker(self, token_ids: Sequence[int]) -> "GrammarMasker":
-        """Masker for a text that begins with these tokens; raises like `GrammarMasker`."""
+        """Masker for a text that begins with these tokens; raises the errors of `GrammarMasker`."""
         return GrammarMasker(self, token_ids)
 
 

@@ -73,7 +73,9 @@ class GrammarTrial:
         return verdict.lark
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
-        """Tries a grammar out and compiles it; raises like `check` and `Grammars.compile`."""
+        """Checks a grammar with `check`, then compiles it in this process; raises the errors of `check` and of
+        `Grammars.compile`.
+        """
         return self.grammars.compile(spec, self.check(spec))
 
     def warm(self) -> None:

@@ -107,8 +107,8 @@ def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:
     """Follows random allowed tokens.
 
     Args:
-        again: repeat the same token as long as it is allowed, because repetition makes the cost of ambiguous grammars
-            grow.
+        again: whether to repeat the same token as long as it is allowed, because repetition increases the cost of
+            ambiguous grammars.
 
     Raises:
         ValueError: the grammar matches no text.

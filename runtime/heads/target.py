@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 """Suffixes of the names of embedding and output matrix in checkpoints."""
 Lender = Callable[[str], Tensor | None]
-"""Maps the suffix of a tensor's name to that weight of the verifier running on the drafter's device; the weight is
-read-only. Returns None if the verifier does not lend the weight.
+"""Function (suffix of a tensor's name) -> that weight of a verifier that runs on the drafter's device, or None if the
+verifier does not lend the weight. The weight must not be written.
 """
 _COMPARED_ROWS = 64
 """Number of rows of a lent weight that are compared with the file. The comparison is needed because the memory that

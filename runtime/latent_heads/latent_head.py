@@ -75,7 +75,9 @@ class LatentEagleConfig(EagleHeadConfig):
 
 
 def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> tuple[type, dict[str, Any]]:
-    """Config class of an MLA head, and the fields that replace those of plain attention; raises like `head_config`."""
+    """Config class of an MLA head, and the fields that replace those of plain attention; raises the errors of
+    `head_config`.
+    """
     still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
     attention = f"{layout.layer}self_attn."
     return LatentEagleConfig, {

@@ -56,7 +56,9 @@ class Verdict(StrEnum):
 
 
 class Bets:
-    """Evidence that the mean of observations in [-1, 1] is above 0: the logarithm of the gambler's capital."""
+    """Gambler who bets that the mean of observations in [-1, 1] is above 0. The logarithm of the gambler's capital is
+    the evidence for this.
+    """
 
     def __init__(self) -> None:
         self.log_capital = 0.0

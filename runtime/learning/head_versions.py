@@ -123,7 +123,7 @@ class HeadLedger:
             self._write(ledger)
 
     def folder_of(self, number: int) -> Path:
-        """Folder of a version's files; raises like `Ledger.version`."""
+        """Folder of a version's files; raises the errors of `Ledger.version`."""
         return self._configured if number == 0 else self.folder / HEADS / self.read().version(number).folder
 
     def checked_folder(self, number: int) -> Path:

@@ -146,7 +146,7 @@ class ModelEncoder(MediaEncoder):
         if isinstance(parts, Tensor) and parts.dim() == 2:
             parts = parts.split([one.length for one in media])
         deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(media)
-        # The parts are cloned, because views would keep the whole tensor in memory.
+        # The parts are cloned, because a cached view would keep the tensor of all media in memory.
         return [
             MediaFeatures(
                 part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers)

@@ -1,4 +1,4 @@
-"""Settings of text trees beside a drafter; does not import torch."""
+"""Settings of text trees that are used in addition to a drafter; does not import torch."""
 
 from typing import TYPE_CHECKING
 

@@ -58,7 +58,7 @@ class Follower:
         self._cache: KVCache | None = None
 
     def follow(self) -> None:
-        """Executes rank 0's messages until rank 0 ends; raises like `follow`."""
+        """Executes rank 0's messages until rank 0 ends; raises the errors of the function `follow`."""
         try:
             while True:
                 form, numbers = self._ranks.hear()

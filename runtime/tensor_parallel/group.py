@@ -1,4 +1,6 @@
-"""Rank group of one verifier, and features that tensor parallelism does not support; does not import torch."""
+"""The processes (ranks) that run a verifier together, and a list of the features that tensor parallelism does not
+support. Does not import torch.
+"""
 
 from pathlib import Path
 from typing import NamedTuple

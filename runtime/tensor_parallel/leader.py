@@ -64,7 +64,7 @@ class Leader(Backend):
         self.ranks.close()
 
     def _forward(self, **inputs: Any) -> Any:
-        """Runs the model's forward on all ranks; raises like `Telling.a_pass`."""
+        """Runs the model's forward on all ranks; raises the errors of `Telling.a_pass`."""
         with self.telling.a_pass(**inputs):
             return self._run(**inputs)
 

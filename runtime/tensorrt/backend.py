@@ -27,7 +27,9 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 @dataclass
 class LoadedEngine(LoadedModel):
-    """A verifier described by its engine directory instead of loaded weights."""
+    """A verifier that runs as an engine: its properties come from the engine directory's config, and no weights are
+    loaded.
+    """
 
     config: BaseEngineConfig | None = None
     on: torch.device | None = None

@@ -206,7 +206,9 @@ def file_digest(file: Path) -> str:
 
 
 def clear(folder: Path) -> None:
-    """Delete the files of an earlier build, so that no engine of an old graph is left beside a new graph."""
+    """Delete the files of an earlier build, so that the folder never contains the engine of an old graph together with
+    a new graph.
+    """
     others = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET, *TOKENIZER_FILES)
     graphs = (name for graph in (BASE, DRAFT, VISUAL) for name in graph_files(folder, graph))
     for name in (*graphs, *others):

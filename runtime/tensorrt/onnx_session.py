@@ -24,7 +24,7 @@ class OnnxSession:
     """An `EngineSession` over an ONNX file.
 
     Args:
-        file: ONNX file, with its external data beside it.
+        file: ONNX file; its external data must be in the same folder.
         threads: number of threads of ONNX Runtime.
 
     Raises:

@@ -75,7 +75,9 @@ def precision(config: TrainDrafterConfig) -> torch.dtype:
 
 
 def autocast(config: TrainDrafterConfig) -> Any:
-    """Context in which matrix products are computed: bfloat16 autocast, or without effect for float32."""
+    """Context in which matrix products are computed: bfloat16 autocast, or a context that changes nothing for
+    float32.
+    """
     if precision(config) is torch.float32:
         return nullcontext()
     return torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16)
@@ -113,7 +115,7 @@ def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
 
 
 def write_metrics(config: TrainDrafterConfig, history: History, **extra: Any) -> None:
-    """Write metrics.json beside the weights: settings, loss history, speed, and `extra`."""
+    """Write metrics.json to the folder of the weights, with settings, loss history, speed, and `extra`."""
     metrics = {
         "settings": config.model_dump(mode="json", exclude={"corpus", "output"}),
         "torch": torch.__version__,
