@@ -16,7 +16,8 @@ from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 
 @dataclass(frozen=True)
 class Eagle1HeadConfig(DecoderHeadConfig):
-    """Config of an EAGLE-1 head: as wide as its target, with the whole vocabulary, and one tap after the final norm.
+    """Config of an EAGLE-1 head, which has its target's hidden size and whole vocabulary, and a single tap after the
+    target's final norm.
 
     Raises:
         ValueError: as for `DecoderHeadConfig`; or the width, the vocabulary or the number of taps is not that of an

@@ -176,8 +176,8 @@ class DecoderHead(DraftHead):
         return self.post_attention_layernorm.weight.dtype
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        # `signed_inv_freq` is (-f, f). Since cos is even and sin is odd, the sines of the first half are negated, so
-        # `rotate` only has to swap the halves.
+        # `signed_inv_freq` is (-f, f). Cosines do not depend on the sign, whereas the sines of the first half are
+        # negated. The negation in rotate-half RoPE is thus part of the sines, so `rotate` only has to swap the halves.
         cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 

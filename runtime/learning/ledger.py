@@ -35,7 +35,7 @@ class HeadVersion(BaseModel):
     tries: int = 0
     """Number of drafters that began to read the version, until the first drafter has swapped to it."""
     promotions: int = 0
-    """Number of promotions of the version; acceptance counts start anew at each promotion."""
+    """Number of promotions of the version; acceptance counts restart at 0 with each promotion."""
     digest: str = ""
     """SHA-256 of the version's files; empty for the configured head."""
 

@@ -189,10 +189,10 @@ def _placeholder(shape: tuple[int, ...], place: "Place") -> Tensor:
 
 
 def _check_finite(weight: GroupedWeight, name: str, config: ConfigFile) -> None:
-    """Raises ModelCheckpointError, like `load_packed`, if a scale is not finite."""
+    """Raises ModelCheckpointError if a scale, or a float8 value, is not finite."""
     parts = [*weight.scales, *(weight.minima or ())]
-    # x - x is NaN if and only if x is not finite, and a sum that contains a NaN is NaN. A single sum therefore tests
-    # all scales.
+    # x - x is NaN if and only if x is not finite, and a sum that contains a NaN is NaN. A sum therefore tests all
+    # scales of a tensor.
     floats = [part for part in parts if part is not None and part.is_floating_point()]
     is_nan = weight.form is E4M3 and int((weight.values & 127).amax()) == 127
     if is_nan or any(float((part - part).sum()) != 0 for part in floats):

@@ -33,7 +33,7 @@ REFUSED = (
 
 
 class RankGroup(NamedTuple):
-    """Processes over which one verifier is spread."""
+    """The processes that run one verifier together, each with a part of its weights."""
 
     store: Path
     """File through which the processes find each other; must not exist at the start."""

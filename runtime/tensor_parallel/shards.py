@@ -89,7 +89,8 @@ class Shards:
 
 
 def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
-    """Replaces distributed tensors by this rank's parts, and the plan's collectives by hooks; returns the parts.
+    """Replaces distributed tensors with this rank's parts, and the collectives of transformers' plan with hooks.
+    Returns the parts.
 
     Raises:
         UnsupportedModelError: the model's plan has an unknown rule.
