@@ -20,7 +20,7 @@ _NARROW = {
     "W": f"[^{_WORDS}]",
     "S": f"[^{_BLANKS}]",
 }
-"""For each escape, such as \d, the characters that belong to its class in both dialects."""
+"""For each escape, such as that of digits, the characters that belong to its class in both dialects."""
 _WIDE = {
     "d": r"\p{Nd}",
     "w": _WORDS,
