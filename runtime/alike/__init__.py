@@ -1,1 +1,1 @@
-"""Deterministic mode on GPUs: a row's result is bit-identical whatever other rows share its pass."""
+"""Deterministic mode on GPUs: a row's result has the same bits for any other rows in the same pass."""

@@ -1,4 +1,4 @@
-"""Linear layers on GPUs in which a row's product does not depend on the other rows."""
+"""Linear layers on GPUs in which a row's output does not depend on the other rows."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
 
 class AlikeLinear(PackableLinear):
-    """A frozen linear layer in which a row's product has the same bits in every batch."""
+    """A frozen linear layer in which a row's output has the same bits in every batch."""
 
     multiplies = alike = True
     counters: Tensor

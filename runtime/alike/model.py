@@ -1,8 +1,9 @@
-"""Requirements of deterministic mode on GPUs, in which a row's result is bit-identical whatever rows share its pass.
+"""Requirements of deterministic mode on GPUs, in which a row's result has the same bits for any other rows in the same
+pass.
 
-The orders of summation in products and attention depend neither on other rows nor on a tree's shape; norms and
-rotations run row by row, and all other operations elementwise. A model with any other module is refused; the error
-names the module.
+The order of summation in matrix products and attention depends neither on other rows nor on a tree's shape. Norms and
+RoPE are computed row by row, and all other operations elementwise. For a model with any other module, an error is
+raised that names the module.
 """
 
 from typing import Any, NamedTuple
@@ -25,14 +26,14 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 _NEEDED = ("attention", "alike_product", "add_rms_norm", "rotate_and_store", "silu_mul", "choose_tokens")
 _MOST_NODES, _MOST_KEYS = 64, 1 << 18
 _COUNTS, _ROWS = (1, 20, 40, 64), 80
-"""Numbers of rows with which products are tested: one for each tile height, and more rows than the program for few
-rows supports.
+"""Numbers of rows with which matrix products are compared. Each of the four small numbers uses another tile height of
+the program for few rows; 80 exceeds that program's limit.
 """
 _BY_ELEMENTS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3", "granite": "Granite"}.items()
 )
-"""Layers whose only sums over elements are in attention, norms and linear layers."""
+"""Class names of layers in which elements are summed only in attention, norms and linear layers."""
 
 
 def check(model: PreTrainedModel) -> None:
@@ -47,7 +48,7 @@ def check(model: PreTrainedModel) -> None:
 
 
 def check_limits(config: EngineConfig) -> None:
-    """Refuses limits that deterministic attention does not support.
+    """Raises an error for limits that deterministic attention does not support.
 
     Raises:
         ValueError: the message is one line with field and value.
@@ -62,10 +63,10 @@ def check_limits(config: EngineConfig) -> None:
 
 
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Checks that every module runs on deterministic kernels, and tests the products on this device.
+    """Checks that all modules run on deterministic kernels, and tests the matrix products on this device.
 
     Args:
-        layers: the decoder's layers, swapped for kernels where possible.
+        layers: the decoder's layers, which already run on Wingbeat's kernels where possible.
 
     Raises:
         UnsupportedModelError: a module is not deterministic; the message does not contain the model's name.
@@ -89,13 +90,13 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
 
 
 def is_alike(module: nn.Module) -> bool:
-    """Whether a module computes a row independently of the other rows, bit for bit."""
+    """Whether a row's output of a module has the same bits for any other rows."""
     return isinstance(module, FusedNorm) or getattr(module, "alike", False)
 
 
 @torch.inference_mode()
 def try_products(model: nn.Module) -> None:
-    """Compares products of few rows with products of many rows, bit for bit, for each weight shape.
+    """Compares the bits of matrix products with few rows and with many rows, for each weight shape.
 
     Raises:
         UnsupportedModelError: the bits differ; the message does not contain the model's name.

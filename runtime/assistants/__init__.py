@@ -1,1 +1,1 @@
-"""Drafting with heads that read the verifier's keys and values (Gemma 4's assistants)."""
+"""Drafting with heads that attend to the verifier's keys and values (Gemma 4's assistants)."""

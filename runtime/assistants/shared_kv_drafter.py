@@ -1,14 +1,14 @@
-"""Drafts with a head that has no keys and values: its queries read the verifier's KV (Gemma 4's assistants).
+"""Drafts with a head that has no keys and values; its queries attend to the verifier's KV (Gemma 4's assistants).
 
-Every layer of the head attends to keys and values of one verifier layer: the last that has the head layer's type (full
-or sliding) and computes keys and values. With L committed tokens, positions 0..L - 2 are stored. The queries of all
-drafted tokens have the same position, L - 1. Nothing is stored for drafted tokens, and a step passes only a hidden
-state on to the next step. The input of a step is cat[embedding of the latest token, hidden state]; the first hidden
-state is the verifier's at position L - 2, after the final norm.
+Each layer of the head attends to the keys and values of one verifier layer: the last verifier layer that has the head
+layer's type (full or sliding) and computes keys and values. With L committed tokens, positions 0..L - 2 are stored. The
+queries of all drafted tokens have the same position, L - 1. No KV is stored for drafted tokens. The only thing that a
+step passes on to the next step is a hidden state. The input of a step is cat[embedding of the latest token, hidden
+state]; the first hidden state is the verifier's at position L - 2, after the final norm.
 
-The head runs in another process than the verifier, so keys and values arrive with the taps and are stored under the
-verifier's block ids. As in transformers, a sliding layer sees the keys that are at most sliding_window before the last
-position.
+The head runs in another process than the verifier. The verifier therefore sends its keys and values with the taps, and
+the drafter stores them under the verifier's block ids. As in transformers, a sliding layer sees the keys that are at
+most sliding_window before the last position.
 """
 
 import math
@@ -41,7 +41,7 @@ class SharedKvDrafter(StagedDrafter):
 
     Args:
         head: the head, on the device to draft on.
-        kv_layers: for each layer type, the number of the verifier's layer; ascending.
+        kv_layers: for each layer type of the head, the index of the verifier layer whose KV is read; ascending.
         layers: attention shapes of those layers, in the same order.
         speculation: shape of the trees.
         num_layers: number of layers of the verifier; as a tap index it means the output of the final norm.
@@ -63,7 +63,7 @@ class SharedKvDrafter(StagedDrafter):
         self.hidden_size = head.embedding.shape[1]
         self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
         growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=device))
-        # The pool has no rows for drafted tokens, because drafted tokens are not stored.
+        # The pool has no rows for drafted tokens, because no KV is stored for them.
         pool = DraftPool(layers, 0, dtype, device)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
@@ -89,7 +89,7 @@ class SharedKvDrafter(StagedDrafter):
             self._hidden[chunk.slot] = taps[0, -1, : self.hidden_size]
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Stores the keys and values of valid columns, and each sequence's last hidden state."""
+        """Stores the keys and values of the valid columns of `rows`, and each sequence's last hidden state."""
         positions, counted = rows.spread()
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted)
         self._keep(rows.taps, mapping)
@@ -127,8 +127,10 @@ class SharedKvDrafter(StagedDrafter):
         return self.growth.grow(roots, logits, expand, rules)
 
     def _segment(self, lens: Tensor, tables: Tensor, width: int) -> Segment:
-        """Segment of `width` queries per sequence; all see keys of positions 0..L - 2, like causal rows at L - 2."""
-        # A padding sequence has one token and no key; its rows read a key of block 0.
+        """Segment of `width` queries per sequence. Each query sees the keys of positions 0..L - 2, as a causal row at
+        position L - 2 does.
+        """
+        # A padding sequence has one token and no key. Its rows read a key of block 0 instead.
         last, tables = (lens - 2).clamp_min(0).repeat_interleave(width), tables.repeat_interleave(width, dim=0)
         return self.pool.causal_segment(0, last[:, None], last, tables)
 
@@ -146,7 +148,7 @@ def build_shared_kv(
 
     Raises:
         CheckpointError: the assistant was made for another verifier.
-        VocabularyError: the assistant's token ids mean other tokens than the verifier's.
+        VocabularyError: assistant and verifier number their tokens differently.
     """
     folder = Path(source)
     config = read_config(folder)

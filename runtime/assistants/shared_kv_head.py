@@ -1,9 +1,9 @@
 """A head that computes no keys and values (Gemma 4's assistants): layers, output and checkpoint.
 
-A step computes pre_projection(cat[embedding of the latest token, hidden state]), then the layers, then a norm. The
+A step computes pre_projection(cat[embedding of the latest token, hidden state]), then runs the layers and a norm. The
 norm's output is the input of the output matrix and of post_projection, whose output is the hidden state of the next
-step. The embedding is the verifier's, with the verifier's scale. A layer's queries read keys and values of one verifier
-layer: the last that has the same type (full or sliding) and computes keys and values.
+step. The embedding is that of the verifier, multiplied by the verifier's embedding scale. A layer attends to the keys
+and values of one verifier layer: the last layer that has the same type (full or sliding) and computes keys and values.
 """
 
 from collections.abc import Mapping
@@ -60,10 +60,10 @@ AttentionInterface.register(ATTENTION_NAME, _shared_attention)
 
 
 def reach(sliding_window: int | None) -> int:
-    """A sliding layer's window for `attend_segments`, in which a window excludes its end; 0 means no window.
+    """A sliding layer's window in the form that `attend_segments` takes; 0 means no window.
 
-    The 1 is added because in transformers these heads see the keys that are at most sliding_window before the last
-    position.
+    In transformers these heads see the keys that are at most sliding_window before the last position, whereas a window
+    of `attend_segments` excludes its end. Therefore 1 is added.
     """
     return sliding_window + 1 if sliding_window else 0
 
@@ -74,7 +74,8 @@ class SharedKvHead(nn.Module):
     Args:
         config: config of the assistant's text model.
         backbone_hidden_size: hidden size of the verifier.
-        num_clusters: number of token clusters, if logits are computed only for the likeliest clusters; else 0.
+        num_clusters: number of token clusters, for assistants that compute logits only for the likeliest clusters; else
+            0.
         num_chosen: number of clusters whose logits are computed.
     """
 
@@ -116,7 +117,8 @@ class SharedKvHead(nn.Module):
         out = self.pre_projection(torch.cat([embedded, hidden], dim=-1))[:, None]
         positions = positions[:, None]
         rotary = {kind: self.rotary(out, positions, kind) for kind in self.types}
-        # The attention function reads the caches itself; these values are passed only because the layers require some.
+        # The attention function reads the KV caches itself. These keys and values are passed only because the layers
+        # require some.
         unused = dict.fromkeys(self.types, (out[:, None], out[:, None]))
         for layer in self.layers:
             out = layer(
@@ -134,8 +136,8 @@ class SharedKvHead(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.centroids is None:
             return self.lm_head(hidden)
-        # Only tokens of the likeliest clusters get their logits; all other tokens get the minimum of these logits minus
-        # 1.
+        # Logits are computed for the tokens of the likeliest clusters. All other tokens get the minimum of these logits
+        # minus 1.
         chosen = self.centroids(hidden).topk(self.num_chosen, dim=-1).indices
         token_ids = self.token_ordering.view(self.centroids.out_features, -1)[chosen].flatten(1)
         logits = (self.lm_head.weight[token_ids] @ hidden[..., None])[..., 0]
@@ -175,8 +177,8 @@ def _canonical(name: str) -> str:
 
 
 def _text_model(config: PretrainedConfig) -> PreTrainedModel:
-    """transformers' text model with the head's layers behind one layer of each type, whose keys the head's layers
-    share.
+    """transformers' text model of the head's layers, preceded by an added layer of each type, whose keys the head's
+    layers share.
 
     The added layers are not used. They are needed because some versions of transformers cannot build a model in which
     all layers share keys.
@@ -201,7 +203,7 @@ def _text_model(config: PretrainedConfig) -> PreTrainedModel:
 def shared_attention_of(
     head: SharedKvHead, config: PretrainedConfig, target: PretrainedConfig, kv_layers: dict[str, int]
 ) -> list[LayerAttention]:
-    """Shapes of the verifier's keys and values that a head shares, in the order of `kv_layers`.
+    """Shapes of the verifier's keys and values that a head reads, in the order of `kv_layers`.
 
     Raises:
         CheckpointError: the head's queries do not fit the verifier's keys and values.
@@ -225,7 +227,8 @@ def shared_attention_of(
 
 
 def shared_layers(config: PretrainedConfig, target: PretrainedConfig) -> dict[str, int]:
-    """For each layer type of the head, the verifier's last layer of the type that computes keys; ascending.
+    """For each layer type of the head, the index of the verifier's last layer that has this type and computes keys;
+    ascending.
 
     Raises:
         CheckpointError: a layer type of the head does not occur in the verifier.

@@ -1,3 +1,3 @@
-"""Registers the choice of conventions by measurement; imports the measurement on use."""
+"""Registers the choice of conventions by measurement; the measuring code is imported on first use."""
 
 choose_convention = "wingbeat.runtime.conventions.readings:choose_convention"

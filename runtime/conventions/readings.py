@@ -1,9 +1,9 @@
-"""Chooses among the conventions that a head's files allow: tries each convention offline on text that the verifier
-wrote.
+"""Chooses among the conventions that a head's files allow, by trying each convention on text that the verifier
+generated.
 
-Needs the verifier in this process, and no running drafter. A head read under the wrong convention drafts badly without
-an error; the convention with the longest accepted chains is the right one. Results are cached on disk per pair of
-checkpoints.
+A head that is read under the wrong convention drafts badly without an error; the convention with the longest accepted
+chains is the right one. The trial needs the verifier in this process; the drafter need not run. Results are cached on
+disk per pair of checkpoints.
 """
 
 import hashlib
@@ -36,11 +36,13 @@ _NUM_TOKENS = 32
 """Number of tokens generated per text, without the prompt."""
 _LONGEST_PROMPT = 64
 _CHAIN = 4
-"""Number of drafted tokens per chain: wrong taps show at the first token, wrong feedback from the second token on."""
+"""Number of drafted tokens per chain. Wrong taps lower the acceptance of all tokens, wrong feedback that of the second
+and later tokens.
+"""
 _ROWS = 4
-"""Number of texts per pass of a head; limits the memory of the head's logits."""
+"""Number of texts per pass of a head; limits the memory that the head's logits need."""
 _CLEAR = 2.0
-"""Number of standard errors by which another convention must be better than the likeliest convention."""
+"""Number of standard errors by which a convention must exceed the likeliest convention to be chosen instead."""
 _VERSION = 2
 Matches = Callable[[Any, Tensor, Tensor, int], Tensor]
 """See `DrafterKind.matches`."""
@@ -53,7 +55,9 @@ class Reading(NamedTuple):
     length: float
     """Mean tokens per chain of `_CHAIN` drafts, including the bonus token."""
     by_depth: tuple[float, ...]
-    """For each depth, the share of right drafts among the drafts whose predecessors in the chain were all right."""
+    """For each depth, among the drafts whose predecessors in the chain were all right, the share that is right
+    itself.
+    """
     gain: float
     """Difference between `length` and the `length` of the likeliest convention."""
     gain_error: float
@@ -61,7 +65,7 @@ class Reading(NamedTuple):
 
 
 class ConventionChoice(NamedTuple):
-    """The measured conventions; the convention that is likeliest according to the files comes first."""
+    """The measured conventions. The first is the convention that is likeliest according to the head's files."""
 
     readings: tuple[Reading, ...]
 
@@ -72,7 +76,7 @@ class ConventionChoice(NamedTuple):
         return max(clear, key=lambda reading: reading.gain, default=self.readings[0])
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-serialisable form, readable by `from_dict`."""
+        """The choice in a form that can be written as JSON and read by `from_dict`."""
         return {"readings": [{**one._asdict(), "convention": one.convention._asdict()} for one in self.readings]}
 
     @classmethod
@@ -97,7 +101,8 @@ def choose_convention(
         tokenizer: the verifier's tokenizer, if there is one.
 
     Returns:
-        None if there is nothing to choose: another kind of drafter, or a head whose files leave a single convention.
+        None if there is nothing to choose, because the drafter is of another kind or the head's files allow a single
+            convention.
 
     Raises:
         CheckpointError: the head cannot be read under any convention.
@@ -122,7 +127,7 @@ def choose_convention(
 
 
 def describe(choice: ConventionChoice, how: str = "measured") -> str:
-    """A line with the chosen convention and all results."""
+    """A line of text with the chosen convention and all results."""
     best = choice.best
     others = [f"{_words(one.convention)}: {one.length:.2f}" for one in choice.readings if one is not best]
     return (
@@ -147,8 +152,8 @@ def measure_readings(
     """Run greedy chains of every convention over texts that the verifier generated.
 
     All conventions use the taps of one verifier pass over the texts. A draft counts only if all previous drafts of its
-    chain equal the text, and in that case the head has read the same tokens as when it drafts. The result is therefore
-    what the engine would accept, up to rounding.
+    chain equal the text. In that case the head has read the same tokens as in drafting, so the result equals what the
+    engine would accept, up to rounding.
 
     Args:
         head: the head, with `dtype` and `with_convention(convention)`.
@@ -165,7 +170,7 @@ def measure_readings(
         for row, token_ids in enumerate(texts.token_ids):
             tokens[row, : len(token_ids)] = torch.tensor(token_ids)
         tokens = tokens.to(loaded.device)
-        # Attention is causal, so padding behind the end of a text changes none of the text's taps.
+        # Attention is causal, so padding after the end of a text does not change the text's taps.
         taps = engine.model.observe(tokens).unflatten(-1, (len(layers), -1))
     finally:
         engine.model.remove_taps()
@@ -193,7 +198,8 @@ def _summary(convention: HeadConvention, accepted: Tensor, likeliest: Tensor, ch
     right = accepted.sum((0, 1)).tolist()
     tried = [int(chains.sum()), *right[:-1]]
     by_depth = tuple(round(now / max(before, 1), 4) for now, before in zip(right, tried, strict=True))
-    # The error is computed over texts, because chains of one text are correlated and texts are independent.
+    # The standard error is computed from one mean per text, because the chains of a text are correlated, whereas texts
+    # are independent.
     gains = (accepted - likeliest).sum((1, 2)) / chains.sum(1).cpu()
     error = float(gains.std()) / len(gains) ** 0.5
     return Reading(convention, 1 + sum(right) / tried[0], by_depth, float(gains.mean()), error)

@@ -1,1 +1,1 @@
-"""Engine parts that run on the C++ kernels of `kernels/cpu` instead of torch operations."""
+"""Parts of the engine that use the C++ kernels of `kernels/cpu` instead of torch operations."""

@@ -1,4 +1,4 @@
-"""Runtime part of the C++ CPU kernels; hooks are import paths, imported only when called."""
+"""Runtime part of the C++ CPU kernels. Its hooks are import paths, which are imported only when a hook is called."""
 
 lay_out_linears = "wingbeat.runtime.cpu.layers.packed_linears:lay_out_linears"
 pack_segments = "wingbeat.kernels.cpu.ops:pack_segments"

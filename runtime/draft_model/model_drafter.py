@@ -1,12 +1,13 @@
 """Drafts with an independent model: any causal LM, over its own paged KV.
 
-Tokens are the verifier's everywhere but in `_forward`, where a model of another vocabulary reads and scores its own.
+Tokens have the verifier's ids everywhere except in `_forward`, where a model with another vocabulary reads and scores
+its own tokens.
 
 The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) from the verifier
 means that token i is committed. After a commit, the KV of all tokens but the newest is stored. The newest token is the
-root of the next draft, and is run at the start of that draft, because the block table need not have a block for it
-before. A chunk therefore runs the tokens at its own positions, not the tokens one position later: where a shared prefix
-ends, no other sequence has run the token at the chunk's first position.
+root of the next draft. The model runs it at the start of that draft, because before then the block table may not have a
+block for it. A chunk therefore runs the tokens at its own positions, not the tokens one position later, because no
+other sequence has run the first token after a shared prefix.
 
 Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees as in EAGLE-2.
 """
@@ -48,7 +49,8 @@ class ModelDrafter(StagedDrafter):
         speculation: shape of the trees.
         vocab_size: vocabulary size of the verifier; output rows beyond it are padding and never drafted.
         graph_device: see `StagedDrafter`.
-        shared: the tokens to draft if the vocabularies differ; None if the two number their tokens alike.
+        shared: the tokens that both vocabularies contain, if the vocabularies differ; None if model and verifier number
+            their tokens in the same way.
     """
 
     reads_history = True
@@ -116,7 +118,9 @@ class ModelDrafter(StagedDrafter):
         self._advance(batch, [], [])
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Runs the tokens without KV: each decode's last token before the round, and all but its newest."""
+        """Runs the tokens whose KV is missing: of each decode, the last token before the round and the round's tokens
+        except the newest.
+        """
         token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids[:, :-1]], dim=1)
         part = self._pass_rows(token_ids, rows.positions, rows.num_tokens, block_tables[rows.slots])
         self._forward([part], part.slot_mapping[:0])
@@ -129,7 +133,9 @@ class ModelDrafter(StagedDrafter):
         return self._grow_from(roots, self._forward([part], None)[:, None], tables, rules)
 
     def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
-        """Runs decided tokens and roots in one pass; if a sequence has a decode, the root follows its tokens."""
+        """Runs decided tokens and roots in one pass. If a sequence has a decode, the root comes after the decode's
+        tokens in its row.
+        """
         same = roots.slots[:, None] == rows.slots
         decode = same.to(torch.int64).argmax(dim=1)
         num_settled = rows.num_tokens[decode] * same.any(dim=1)
@@ -142,12 +148,13 @@ class ModelDrafter(StagedDrafter):
         return self._grow_from(roots, self._forward([part], wanted)[:, None], tables)
 
     def _advance(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> Tensor:
-        """Runs the model once over chunks, decodes and roots; every layer stores all keys before it reads any.
+        """Runs the model once over chunks, decodes and roots. Each layer stores the keys of all rows before it reads
+        any keys, so rows of a pass can see each other.
 
         Args:
             batch: the batch.
             decodes: slots whose accepted tokens are run.
-            proposals: slots whose roots are run; a slot's accepted tokens, if there are any, are run before its root.
+            proposals: slots whose roots are run; a slot's accepted tokens, if there are any, come before its root.
 
         Returns:
             Logits [num_proposals, 1, vocab_size] of the tokens after the roots.
@@ -163,8 +170,8 @@ class ModelDrafter(StagedDrafter):
         """Builds a row of tokens for each slot: first the proposals in order, then the decodes without a proposal."""
         proposed, decode_of = set(proposals), {slot: index for index, slot in enumerate(decodes)}
         slots = proposals + [slot for slot in decodes if slot not in proposed]
-        # For a slot without a decode the index is 0, the first decode's row; none of that row's tokens is counted for
-        # the slot.
+        # For a slot without a decode the index is 0, which is the first decode's row, but none of that row's tokens is
+        # counted for the slot.
         slot_ids, decode, decoding, rooted = upload(
             [
                 slots,
@@ -181,8 +188,8 @@ class ModelDrafter(StagedDrafter):
             num_accepted = batch.decode_num_tokens[decode] * decoding
             width += batch.decode_token_ids.shape[1]
         starts = lens - 1 - num_accepted
-        # If a round ends a sequence, the round may have moved the sequence beyond its token history before the host is
-        # aware of the end, so indices are clamped.
+        # Indices are clamped, because a round that ends a sequence may advance the sequence beyond its token history
+        # before the host has processed the end.
         known = starts[:, None] + torch.arange(width, device=self.device)
         token_ids = batch.token_ids[slot_ids[:, None], known.clamp(0, batch.token_ids.shape[1] - 1)]
         tables = self.pool.tables(self._tables(batch)[slot_ids], lens - 1)

@@ -1,1 +1,3 @@
-"""Grammars (JSON schemas, regular expressions, EBNF, structural tags) that constrain answers, by llguidance."""
+"""Grammars (JSON schemas, regular expressions, EBNF, structural tags) that constrain answers, implemented with
+llguidance.
+"""

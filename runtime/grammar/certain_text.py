@@ -1,4 +1,4 @@
-"""Finds text that a grammar forces, token by token; the length is limited because forced text may be endless."""
+"""Finds text that a grammar forces, token by token. The search has a limit, because forced text may be endless."""
 
 import codecs
 import time
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_STEPS = 128
-"""Maximum number of tokens that one walk looks ahead."""
+"""Maximum number of tokens of a walk."""
 MOST_WALK_S = 0.002
 """CPU seconds after which a walk stops."""
 _MOST_SPELLINGS = 64
-"""Maximum number of different tokens with which the same forced text may begin."""
+"""Maximum number of different tokens with which forced text may begin; with more, the text is not searched."""
 
 
 class CertainWalk(NamedTuple):
@@ -28,7 +28,8 @@ class CertainWalk(NamedTuple):
 
 
 def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
-    """The shortest allowed token, if all other allowed tokens begin with its text; None if the grammar leaves a choice.
+    """The shortest allowed token, if the texts of all other allowed tokens begin with that token's text; None if the
+    grammar leaves a choice.
 
     Args:
         mask: int32 [ceil(vocab_size / 32)].
@@ -49,7 +50,9 @@ def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
 
 
 def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
-    """Advances the matcher from token `first` on, by the shortest token, as long as the grammar leaves no choice."""
+    """Advances the matcher by token `first`, and then by the shortest allowed token as long as the grammar leaves no
+    choice.
+    """
     mask, token_ids, until = np.zeros(table.num_words, np.int32), [], time.thread_time() + MOST_WALK_S
     following: int | None = first
     while following is not None and len(token_ids) < MOST_STEPS and time.thread_time() < until:
@@ -70,11 +73,11 @@ def spelled(found: CertainWalk, table: Vocabulary) -> list[int]:
     while start < len(texts) and texts[start][0] & 0xC0 == 0x80:
         start += 1
     try:
-        # The last character may be incomplete, so the decoder is incremental.
+        # The decoder is incremental, because the last character may be incomplete.
         text = codecs.getincrementaldecoder("utf-8")().decode(b"".join(texts[start:]))
     except UnicodeDecodeError:
         return found.token_ids
     token_ids = [*found.token_ids[:start], *table.encode(text)]
-    # If a limit has cut the text off, its last token is dropped, because the tokenizer might join it with the text that
-    # follows.
+    # If the walk stopped at a limit, the last token is dropped, because the tokenizer might join that token with the
+    # text that follows.
     return token_ids[:-1] if found.goes_on else token_ids

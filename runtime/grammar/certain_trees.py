@@ -1,4 +1,6 @@
-"""Adds the tokens that a grammar forces to draft trees, as chains beside the drafter's nodes or by themselves."""
+"""Adds the tokens that a grammar forces to draft trees, as chains in addition to the drafter's nodes, or as trees
+without a drafter.
+"""
 
 import torch
 from torch.nn.functional import pad
@@ -10,10 +12,11 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig) -> TokenTree | None:
-    """Adds chains of forced tokens to the trees of a round on the host; the result is as wide as the largest tree.
+    """Adds chains of forced tokens to the trees of a round on the host. The returned trees are padded to the largest
+    tree.
 
     Args:
-        trees: one tree per decode; None for bare roots.
+        trees: one tree per decode; None if all trees are bare roots.
         shape: limits of trees.
     """
     chains = _chains(plan, shape.max_path - 1)
@@ -39,7 +42,9 @@ def add_certain(
 
 
 def _chains(plan: SchedulerOutput, max_depth: int) -> dict[int, list[int]]:
-    """Forced tokens by decode; contains decodes with room for nodes and at least one forced token."""
+    """Forced tokens by index of the decode. Contains the decodes that have at least one forced token and may have
+    nodes.
+    """
     rows = zip(plan.decodes, plan.with_nodes(), strict=True)
     chains = {row: seq.certain(max_depth) for row, (seq, has_room) in enumerate(rows) if has_room}
     return {row: chain for row, chain in chains.items() if chain}
@@ -72,7 +77,7 @@ def _begins_otherwise(trees: TokenTree, row: int, chain: list[int], seq: Sequenc
 
 
 def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: bool) -> None:
-    """Adds a path to a tree in place; if the tree lacks room for the path, its last nodes are removed.
+    """Adds a path to a tree in place. If the path does not fit into the tree, the tree's last nodes are removed.
 
     Args:
         chains_only: whether trees must not branch.
@@ -83,7 +88,7 @@ def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: boo
     if not rest:
         return
     if num_valid + len(rest) > num_nodes:
-        # Parents precede their children, so the nodes that remain still form a tree.
+        # Parents come before their children, so the remaining nodes still form a tree.
         num_valid = num_nodes - len(chain)
         node, rest = _follow(trees, row, num_valid, chain)
     if chains_only and node != num_valid - 1:

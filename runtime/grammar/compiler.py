@@ -1,4 +1,4 @@
-"""Compiles schemas, regular expressions and other kinds of grammars for the model's tokens, by llguidance."""
+"""Compiles schemas, regular expressions and other kinds of grammars for the model's tokens, with llguidance."""
 
 import re
 import threading
@@ -22,8 +22,8 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MOST_ITEMS = 10_000
 """Maximum number of parser items while one mask is computed."""
 MOST_SETS = 4
-"""Maximum number of intersections and negations in a Lark grammar: their automata grow with the product of their
-operands.
+"""Maximum number of intersections and negations in a Lark grammar. The limit exists because the size of the automaton
+of an intersection is the product of its operands' sizes.
 """
 _MAX_REASON = 300
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
@@ -32,7 +32,7 @@ _SOURCE = re.compile(r"(?m)^(at )?\d+\(\d+\): |^ *\d+ \|.*\n?|^ *\^\n?")
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. Safe to share between threads.
+    """Compiler of grammars for one tokenizer. Several threads may use the same object.
 
     Args:
         vocab_size: size of the model's logits; ids that the tokenizer lacks are never allowed.
@@ -49,8 +49,9 @@ class Grammars:
         """Compiles a request's grammar.
 
         Args:
-            lark: result of `lark_of_spec` for this grammar, if available. A thread beside an engine should pass it,
-                because writing Lark holds Python's global lock for long; compiling releases the lock.
+            lark: result of `lark_of_spec` for this grammar, if available. A thread in an engine's process should pass
+                it, because writing Lark holds Python's global interpreter lock for long, whereas compiling releases
+                that lock.
 
         Raises:
             ValueError: the text is not a valid grammar, the grammar is not supported, or the model has no token that
@@ -74,7 +75,7 @@ def grammars(tokenizer: "Tokenizer | None", vocab_size: int, eos_token_ids: froz
 
 
 def lark_of_spec(vocabulary: Vocabulary, spec: GrammarSpec) -> str:
-    """A request's grammar in llguidance's Lark; raises like `Grammars.compile`."""
+    """A request's grammar in llguidance's Lark dialect; raises the errors of `Grammars.compile`."""
     make = _LARK_OF.get(spec.kind)
     if make is None:
         raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from llguidance.gbnf_to_lark import ASTNode
 
 _PIECE = re.compile(r'("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\])|#[^\n]*|\n(?!\s*[\w-]+\s*::=)\s*', re.DOTALL)
-"""Strings and character classes, which stay as they are, and pieces that become a space: comments, and line ends
-inside a rule.
+"""Matches strings and character classes, which are kept (group 1), and pieces that are replaced by a space: comments,
+and line ends inside a rule.
 """
 _CODE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
@@ -37,7 +37,7 @@ def rules_of(grammar: str) -> dict[str, Form]:
 
 
 def _plain(piece: str) -> str:
-    """A string or class in which escaped character numbers are replaced by the characters."""
+    """A string or character class, with escaped character numbers replaced by the characters."""
 
     def character(code: re.Match[str]) -> str:
         if code[4] is not None:
@@ -72,9 +72,9 @@ def _names(form: Form) -> set[str]:
 
 
 def _without_recursion(name: str, form: Form) -> Form:
-    """The form of a rule, with recursion replaced by repetition if the rule refers to itself only at one end.
+    """The form of a rule. If the rule refers to itself only at one end, the recursion is replaced by a repetition.
 
-    Such a rule is regular, so it can be written as a lexeme.
+    Such a rule is then regular, so that it can be written as a lexeme.
     """
     itself = Rule(name)
     ways = [one for one in form.forms if one.order != [itself]]

@@ -17,7 +17,7 @@ forever.
 """
 _JSON_OPTIONS = {
     "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MOST_WHITESPACE}}}",
-    # Escapes with \u are not allowed, because a key could spell a property's name differently with them.
+    # Escapes with \u are not allowed, because with them a key could be another spelling of a property's name.
     "json_allowed_escapes": 'nrbtf\\"',
 }
 HEADER = '%llguidance {"no_forcing": true}'
@@ -103,7 +103,7 @@ def json_of(schema: Any) -> Other:
 
 
 def renamed(form: Form, prefix: str) -> Form:
-    """The form, with a prefix in front of the names of its rules."""
+    """Returns a form in which the names of all rules have a prefix."""
     match form:
         case Rule(name):
             return Rule(prefix + name)
@@ -132,7 +132,7 @@ class _Writer:
         self._rules = rules
         self._regular = _regular_rules(rules)
         self._terminals: dict[str, str] = {}
-        """Names of terminals, by their Lark."""
+        """Names of terminals, by their Lark source."""
         self._names: dict[str, str] = {}
         """Lark names of the rules written so far, by rule."""
         self._lines: list[str] = []
@@ -210,7 +210,7 @@ def _below(form: Form) -> Sequence[Form]:
 
 
 def leaves(form: Form) -> Iterator[Regex | Other | Rule]:
-    """Forms inside a form that contain no other forms."""
+    """The forms inside a form that do not contain further forms."""
     if isinstance(form, Regex | Other | Rule):
         yield form
     for one in _below(form):

@@ -22,24 +22,26 @@ MOST_TREE_S = 0.005
 If a grammar takes longer, only the root is verified, which is slower but gives the same text.
 """
 MOST_AHEAD_S = 0.001
-"""CPU seconds allowed for the mask that the drafter gets; a round waits for that mask."""
+"""CPU seconds allowed for the mask that is sent to the drafter. The limit exists because a round waits for this
+mask.
+"""
 MOST_SLOW = 4
-"""Number of drafter masks, or of consecutive trees, that may exceed their time; after that no more masks of that
-kind are computed.
+"""Number of masks for the drafter that may exceed `MOST_AHEAD_S`, and number of consecutive trees that may exceed
+`MOST_TREE_S`. After that, no more masks of that kind are computed for the request.
 """
 MASK_S = 1e-3
-"""CPU seconds per token that a request may take on average; the limit exists because the rounds of the batch wait
-for the masks.
+"""CPU seconds per token that a request may take on average. The limit exists because the whole batch waits for the
+masks of a round.
 """
 MOST_AT_ONCE_S = 0.25
 """CPU seconds that a request may take in addition to this average."""
 _ALL = -1
 _NOTHING_FITS = "NoExtensionBias"
-"""Part of llguidance's error message if the grammar allows no token."""
+"""Part of the error message that llguidance returns if the grammar allows no token."""
 
 
 class RequestGrammar(NamedTuple):
-    """Compiled grammar of a request."""
+    """The compiled grammar of a request."""
 
     compiled: "LLMatcher"
     """Matcher at the beginning of a text; each use copies it, so it is never modified."""
@@ -51,7 +53,7 @@ class RequestGrammar(NamedTuple):
         return self.compiled.deep_copy()
 
     def masker(self, token_ids: Sequence[int]) -> "GrammarMasker":
-        """Masker for a text that begins with these tokens; raises like `GrammarMasker`."""
+        """Masker for a text that begins with these tokens; raises the errors of `GrammarMasker`."""
         return GrammarMasker(self, token_ids)
 
 
@@ -67,16 +69,16 @@ class GrammarMasker:
     """Follows the grammar of one text, and computes the masks of allowed tokens.
 
     Drafted nodes are followed with copies of the text's matcher; a copy takes microseconds. Matchers are never rolled
-    back, because in llguidance 1.9.1 the masks after a rollback may be those of the abandoned path. llguidance limits
-    the computation of each call, and a matcher that has hit a limit is unusable. A request whose grammar takes too much
-    time ends with `TooDear` at its next token.
+    back, because llguidance 1.9.1 may return masks of the abandoned path after a rollback. llguidance limits the
+    computation of each call, and a matcher that has exceeded a limit cannot be used any more. A request whose grammar
+    takes too much time ends with `TooDear` at its next token.
 
     Args:
         output_token_ids: tokens of the answer that another engine generated before.
 
     Raises:
         ValueError: these tokens do not match the grammar.
-        TooDear: following these tokens takes too long.
+        TooDear: matching these tokens takes too long.
     """
 
     def __init__(self, grammar: RequestGrammar, output_token_ids: Sequence[int] = ()) -> None:
@@ -92,9 +94,9 @@ class GrammarMasker:
         self._node = 0
         """Node of the latest tree that holds the last accepted token."""
         self._root: np.ndarray | None = None
-        """Mask of the token after the last accepted token, int32 [1, num_words]; None before it is computed."""
+        """Mask for the token after the last accepted token, int32 [1, num_words]; None before it is computed."""
         self._ahead: tuple[list[int], np.ndarray] | None = None
-        """Predicted next tokens, and the mask of the token after them."""
+        """Predicted next tokens, and the mask for the token after them."""
         self._certain: deque[int] | None = None
         """Forced tokens that are not generated yet; None before they are computed."""
         self._num_slow = self._num_late = 0
@@ -102,22 +104,24 @@ class GrammarMasker:
             self.accept(token_id)
 
     def accept(self, token_id: int) -> bool:
-        """See `TokenMasker`; the end-of-sequence token behind a complete answer ends the sequence."""
+        """See `TokenMasker`. An end-of-sequence token is accepted only after a complete answer, and ends the
+        sequence.
+        """
         self._spent_s = max(0.0, self._spent_s - MASK_S)
         if self.problem is not None:
             raise self.problem
         masked = self._tree is not None
         if masked:
             self._step(token_id)
-        # If the model writes the forced text with other tokens, the list no longer fits and is computed again.
+        # If the model generates the forced text with other tokens than those of the list, the list is computed again.
         if not self._certain or self._certain.popleft() != token_id or not self._certain:
             self._certain = None
         is_end = token_id in self._vocabulary.stop_token_ids
         started = time.thread_time()
         fits = self._matcher.is_accepting() if is_end else self._matcher.try_consume_tokens([token_id]) == 1
         self._spend(time.thread_time() - started)
-        # If a matcher refuses a token that its own mask allows, it has hit a limit, which llguidance 1.9.1 does not
-        # report in this case.
+        # If a matcher refuses a token that its own mask allows, the matcher has exceeded a limit. llguidance 1.9.1 does
+        # not report the limit in this case.
         if self._matcher.is_error() or (masked and not fits):
             raise self._too_dear()
         if not fits:
@@ -167,16 +171,19 @@ class GrammarMasker:
         return True
 
     def forced(self, most: int) -> list[int]:
-        """See `TokenMasker`. The text is forced; its split into tokens is the tokenizer's."""
+        """See `TokenMasker`. The grammar forces only the text; the returned tokens are those into which the tokenizer
+        splits the text.
+        """
         if self._certain is None:
             self._certain = deque(self._find_certain())
         return list(islice(self._certain, most))
 
     def _step(self, token_id: int) -> None:
-        """Advances in the latest tree by a token, after checking it against the mask with which the token was chosen.
+        """Moves to the token's node in the latest tree, after checking the token against the mask with which it was
+        chosen.
 
         Raises:
-            NothingAllowed: every token is forbidden.
+            NothingAllowed: all tokens are forbidden.
             ValueError: the token is forbidden.
         """
         tree, node = self._tree, self._node
@@ -190,7 +197,9 @@ class GrammarMasker:
             self._tree = None
 
     def _foretold(self, token_id: int) -> None:
-        """Keeps the mask computed ahead while accepted tokens equal the predicted ones; uses it after the last one."""
+        """Keeps the mask that was computed ahead as long as the accepted tokens equal the predicted tokens; after the
+        last predicted token, that mask is the root's mask.
+        """
         self._root = None
         if self._ahead is not None:
             (first, *rest), found = self._ahead
@@ -210,7 +219,7 @@ class GrammarMasker:
         return spelled[: self._for_drafts(_num_allowed, spelled) or 0] or found.token_ids
 
     def _root_mask(self) -> np.ndarray | None:
-        """Mask of the token after the last accepted token, int32 [1, num_words]; None if the request must end."""
+        """Mask for the token after the last accepted token, int32 [1, num_words]; None if the request must end."""
         if self._root is None and self.problem is None:
             started, self._root = time.thread_time(), np.zeros((1, self._vocabulary.num_words), np.int32)
             fill_row(self._matcher, self._root, 0)
@@ -231,7 +240,8 @@ class GrammarMasker:
             fits = below.try_consume_tokens([token_id]) == 1
             if fits:
                 fill_row(below, masks, node)
-            # The row of a node at which a limit was hit must not be used, because the text may still continue there.
+            # The row of a node at which a limit was exceeded must not be used as a mask, because the text may still
+            # continue there.
             if below.is_error():
                 self._leave_drafts()
                 return False
@@ -254,7 +264,7 @@ class GrammarMasker:
     def _for_drafts(self, work: Callable[..., Any], *args: Any) -> Any:
         """Runs `work` with a copy of the matcher.
 
-        Returns None if the copy hit a limit; the text's own matcher is not affected by that.
+        Returns None if the copy exceeded a limit, which does not affect the text's own matcher.
         """
         if self._matcher.is_error():
             return None
@@ -266,13 +276,13 @@ class GrammarMasker:
         return found
 
     def _leave_drafts(self) -> None:
-        """Stops computing masks for drafts of this request, because a limit was hit."""
+        """Stops computing masks for drafts of this request, because a limit was exceeded."""
         self._num_late = self._num_slow = MOST_SLOW
 
     def _spend(self, seconds: float) -> None:
-        """Adds CPU time that the text itself took.
+        """Adds CPU time that was spent on the text itself.
 
-        Time for drafts is not added, because drafting must not change when a request ends.
+        Time spent on drafts is not added, because a request must end at the same token with and without drafting.
         """
         self._spent_s += seconds
         if self._spent_s > MOST_AT_ONCE_S:

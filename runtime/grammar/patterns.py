@@ -1,8 +1,8 @@
 """Translates regular expressions of JSON schemas (ECMAScript) to the Rust syntax that llguidance reads.
 
 In Rust, character classes can be nested, subtracted and intersected, and `\\d`, `\\w` and `\\s` are Unicode classes.
-ECMAScript's and Python's classes cannot be combined, and the two dialects disagree on Unicode. A translated class
-therefore contains only the characters that both dialects include.
+Character classes of ECMAScript and Python have no such operations, and the two dialects disagree on Unicode. A
+translated class therefore contains only the characters that the class contains in both dialects.
 """
 
 import re
@@ -20,7 +20,7 @@ _NARROW = {
     "W": f"[^{_WORDS}]",
     "S": f"[^{_BLANKS}]",
 }
-"""Characters that belong to the class of an escape, such as digits, in both dialects."""
+"""For each escape, such as that of digits, the characters that belong to its class in both dialects."""
 _WIDE = {
     "d": r"\p{Nd}",
     "w": _WORDS,
@@ -29,13 +29,15 @@ _WIDE = {
     "W": "[^0-9A-Za-z_]",
     "S": r"[^\t\n\x{0B}\x{0C}\r\x20]",
 }
-"""Characters that belong to the class of an escape in at least one dialect; a negated class must exclude all of
-them.
+"""For each escape, the characters that belong to its class in at least one dialect. A negated class must exclude all of
+these characters.
 """
 
 
 def rust_pattern(pattern: str) -> str:
-    """The expression in Rust syntax; whether it is valid is checked later, when it is compiled."""
+    """Translates an expression to Rust syntax. Whether the expression is valid is checked later, when it is
+    compiled.
+    """
     written, place = [], 0
     while place < len(pattern):
         found = _PIECE.match(pattern, place)
@@ -89,7 +91,7 @@ def _anywhere(alternative: str) -> str:
 
 
 def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
-    """Translation of the rest of a character class from `place` on, and the place behind the class."""
+    """Translation of the rest of a character class from position `place` on, and the position after the class."""
     sets, written = _WIDE if is_negated else _NARROW, []
     while place < len(pattern):
         if pattern[place] == "]":
@@ -106,11 +108,13 @@ def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
 
 
 def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, int]:
-    """Translation of one character or escape in a class, whether it stands for a set, and the place behind it."""
+    """Returns three things for one character or escape in a class: its translation, whether it stands for a set of
+    characters, and the position after it.
+    """
     found = _IN_CLASS.match(pattern, place)
     escaped, plain = found.groups()
     if plain is not None:
-        # These characters have another meaning in Rust's classes, singly or doubled, so they are escaped.
+        # These characters are escaped, because single or doubled they have another meaning in Rust's classes.
         return f"\\{plain}" if plain in "[&~^-" else plain, False, found.end()
     if escaped in sets:
         return sets[escaped], True, found.end()

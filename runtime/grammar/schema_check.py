@@ -1,4 +1,6 @@
-"""Prepares JSON schemas for llguidance: every keyword is enforced, or an error names it and its place."""
+"""Prepares JSON schemas for llguidance. Each keyword is either enforced, or an error names the keyword and its path in
+the schema.
+"""
 
 import json
 import re
@@ -28,8 +30,8 @@ _HELPERS = {
     "$recursiveAnchor",
     "x-guidance",
 }
-"""Keywords that have no effect by themselves, only beside a keyword that is refused anyway, and llguidance's own
-keyword.
+"""Keywords that have an effect only together with another keyword, for which an error is raised anyway; and
+llguidance's own keyword.
 """
 _IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf"}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
@@ -41,7 +43,7 @@ class NotEnforced(Exception):
     """Raised for a keyword that llguidance would ignore.
 
     Args:
-        reason: text that follows the keyword and its place in the message.
+        reason: text that follows the keyword and its path in the message.
     """
 
     def __init__(self, keyword: str, reason: str = "is not enforced") -> None:
@@ -53,7 +55,7 @@ def enforced(schema: Any, field: str) -> Any:
     """The schema, rewritten with keywords that llguidance enforces.
 
     Raises:
-        ValueError: a keyword cannot be enforced; the message names field, keyword and place.
+        ValueError: a keyword cannot be enforced; the message names the field, the keyword and its path.
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"{field} is no JSON schema: must be an object or a boolean")
@@ -64,7 +66,7 @@ def enforced(schema: Any, field: str) -> Any:
             part, place = pending.pop()
             if not isinstance(part, dict) or id(part) in seen:
                 continue
-            seen[id(part)] = part  # the reference keeps the part alive, so that its id stays unique
+            seen[id(part)] = part  # `seen` holds a reference to the part, so that no other object can get the same id
             try:
                 _check(part)
                 pending += [

@@ -12,7 +12,7 @@ _MOST_REFS = 32
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """Target of a `$ref` within the schema; None if there is no target."""
+    """The part of the schema `root` to which a `$ref` points; None if there is no such part."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     part = root
@@ -79,8 +79,8 @@ def _are_disjoint(one: Schema, other: Schema, root: Any) -> bool:
         return not {_canonical(value) for value in values} & {_canonical(value) for value in others}
     return any(
         _are_disjoint(_property(one, name, root), _property(other, name, root), root)
-        # A schema that requires the property allows only its constants there; if the other schema allows none of these,
-        # no value matches both.
+        # A schema that requires the property allows only certain constants as its value. If the other schema allows
+        # none of these constants, no value matches both schemas.
         for name in sorted(_required(one) | _required(other))[:_MOST_NAMES]
         if _values(_property(one, name, root)) is not None and _values(_property(other, name, root)) is not None
     )

@@ -33,8 +33,8 @@ _STYLES = {
     "qwen_xml": ("<parameter=", ">", "</parameter>", "\n"),
     "glm_xml": ("<arg_key>", "</arg_key>{space}<arg_value>", "</arg_value>", ""),
 }
-"""For each style: the marks before an argument's name, behind the name and behind the value, and the text on both
-sides of a value.
+"""For each style: the marks before an argument's name, after the name and after the value, and the text that surrounds
+a value.
 """
 _OF_STRINGS = {"format", "pattern", "minLength", "maxLength"}
 
@@ -55,7 +55,7 @@ class StructuralTag:
         self._special, self._never, self._field = special, never, field
         self.rules: dict[str, Form] = {}
         self.schemas: list[tuple[str, Any]] = []
-        """Schemas in the tag, rewritten for llguidance, and their places in the request."""
+        """Paths in the request of the schemas in the tag, each with the schema rewritten for llguidance."""
         try:
             self.form = self._form(tag["format"] if "format" in tag else _from_triggers(tag))
         except (KeyError, TypeError, AttributeError) as error:
@@ -63,7 +63,7 @@ class StructuralTag:
             raise ValueError(f"{field} {kind} {error}") from None
 
     def _form(self, part: Format, end: Sequence[str] = ()) -> Form:
-        """Form of a part; if `end` has marks, the form includes one of them after the part."""
+        """Form of a part. If `end` contains marks, the form ends with one of these marks."""
         kind = part["type"]
         if kind == "any_text":
             return self._free_text(part, end)
@@ -76,7 +76,7 @@ class StructuralTag:
         return In([form, Either([self._marks(mark) for mark in end])]) if end else form
 
     def _marks(self, value: str) -> Form:
-        """Form of a text in which the texts of special tokens match only these tokens."""
+        """Form of a text. Where the text contains the text of a special token, only that token matches."""
         for name in sorted(self._special, key=len, reverse=True):
             before, found, behind = value.partition(name)
             if found:

@@ -1,4 +1,6 @@
-"""Tries the grammars of requests out in another process, because a compile may never end and cannot be cancelled."""
+"""Compiles the grammars of requests on trial in another process, because a compilation may never end and cannot be
+cancelled.
+"""
 
 import json
 import logging
@@ -17,9 +19,9 @@ from wingbeat.runtime.scheduling.request import GrammarSpec
 logger = logging.getLogger(__name__)
 
 MOST_CPU_S = 3
-"""CPU seconds allowed for a compile."""
+"""CPU seconds allowed for a compilation."""
 MOST_BYTES = 2**29
-"""Bytes of memory allowed for a compile."""
+"""Bytes of memory allowed for a compilation."""
 CHEAP_KINDS = ("json_object", "choice")
 """Kinds of grammars that are not tried out, because they compile in milliseconds at any length that a request may
 have.
@@ -31,10 +33,10 @@ _MOST_TRIES = 12
 
 
 class GrammarTrial:
-    """Checks that grammars compile within limits; safe to share between threads.
+    """Checks that grammars compile within limits. Several threads may use the same object.
 
-    The trials run in a worker process, which starts on `warm` or at the first grammar and ends on `close`. The start
-    takes seconds.
+    The trials run in a worker process. The process starts at the call of `warm` or at the first grammar, which takes
+    seconds, and ends at the call of `close`.
     """
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:
@@ -54,7 +56,7 @@ class GrammarTrial:
 
         Raises:
             ValueError: the grammar does not compile, or exceeds the limits; the message begins with the field's name.
-            RuntimeError: the worker process ends again and again.
+            RuntimeError: the worker process ended `_MOST_TRIES` times.
         """
         if spec.kind in CHEAP_KINDS:
             return None
@@ -71,7 +73,9 @@ class GrammarTrial:
         return verdict.lark
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
-        """Tries a grammar out and compiles it; raises like `check` and `Grammars.compile`."""
+        """Checks a grammar with `check`, then compiles it in this process; raises the errors of `check` and of
+        `Grammars.compile`.
+        """
         return self.grammars.compile(spec, self.check(spec))
 
     def warm(self) -> None:

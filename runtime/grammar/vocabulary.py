@@ -27,7 +27,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def num_words(self) -> int:
-        """Number of int32 words of a mask."""
+        """Number of int32 words in the mask of one node."""
         return -(-len(self.texts) // 32)
 
     @property

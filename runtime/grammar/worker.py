@@ -1,7 +1,9 @@
-"""Worker process that tries grammars out, each in a forked process that the kernel ends when it exceeds the limits.
+"""Worker process that compiles grammars on trial. Each trial runs in a forked process, which the kernel ends if it
+exceeds the limits.
 
 Started by `GrammarTrial` with three arguments: the number of the control socket, and the CPU seconds and bytes allowed
-for a compile. Reads the vocabulary from standard input, and each grammar from a socket received over the control
+    for a compilation. Reads the vocabulary from standard input, and each grammar from a socket received over the
+    control
 socket.
 """
 
@@ -25,13 +27,13 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
 MOST_WALL_S = 60
 NUM_STEPS = 64
-"""Number of tokens of a random walk through a grammar; the walk finds grammars whose cost grows with the text before
-a request uses them.
+"""Number of tokens of a random walk through a grammar; the walk detects, before a request uses them, grammars whose
+cost per token grows with the length of the text.
 """
 _NICENESS = 5
 """Niceness of the worker, so that trials yield the CPU to rounds."""
 _BY_ITSELF = (signal.SIGXCPU, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""Signals that end a trial because the grammar exceeds its limits; other signals have other causes."""
+"""Signals that end a trial if the grammar exceeds the limits; all other signals have other causes."""
 _ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
@@ -60,7 +62,7 @@ def main() -> None:
 def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: int) -> None:
     """Reads a grammar from a socket and writes the grammar's `Verdict`.
 
-    If something other than the grammar ended the trial, nothing is written.
+    If the trial ended for another reason than the grammar, nothing is written.
     """
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
@@ -105,8 +107,8 @@ def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:
     """Follows random allowed tokens.
 
     Args:
-        again: repeat the same token as long as it is allowed, because repetition makes the cost of ambiguous grammars
-            grow.
+        again: whether to repeat the same token as long as it is allowed, because repetition increases the cost of
+            ambiguous grammars.
 
     Raises:
         ValueError: the grammar matches no text.

@@ -1,1 +1,1 @@
-"""Draft heads: their mathematics, configs and checkpoint files."""
+"""Draft heads: their forward passes, configs and checkpoint files."""

@@ -1,4 +1,6 @@
-"""Detects, from a draft head's files, that the head was made for another verifier, and builds the error message."""
+"""Detects from a draft head's files that the head was made for another verifier, and writes that part of the error
+message.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,13 +18,16 @@ class Sizes(NamedTuple):
     hidden_size: int | None
     vocab_size: int | None
     num_layers: int | None
-    """Number of layers; for the verifier that a head was made for, the minimum number that the head's taps imply."""
+    """Number of layers. If the sizes are derived from a head's files, this is the minimum number, one more than the
+    head's highest tap.
+    """
 
 
 def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, given: Sizes) -> str | None:
-    """A clause naming the verifier that a head was made for, if that verifier's sizes contradict the given ones.
+    """A clause that names the verifier for which a head was made, if that verifier's sizes differ from the `given`
+    sizes.
 
-    Returns None if no size contradicts.
+    Returns None if no size differs.
     """
     own, found = sizes_of_head(raw, shapes, family), []
     for size, mine, unit, least in (
@@ -41,7 +46,7 @@ def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, giv
 
 
 def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Sizes:
-    """Sizes of the verifier that a head's config and tensor shapes imply."""
+    """Sizes of the verifier for which a head was made, derived from the head's config and tensor shapes."""
     ids, _ = aux_layer_ids(raw)
     taps = [one for one in ids if isinstance(one, int)] if isinstance(ids, list) else []
     vocab = (_object(raw, "transformer_layer_config") or raw).get("vocab_size")
@@ -56,7 +61,9 @@ def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Siz
 
 
 def name_of_verifier(raw: Mapping[str, Any]) -> str | None:
-    """The verifier's name in a head's config, in the fields that training tools write; None if there is none."""
+    """The verifier's name from the fields that training tools write to a head's config; None if there is no such
+    field.
+    """
     nested = _object(_object(raw, "speculators_config"), "verifier")
     for name in (nested.get("name_or_path"), raw.get("target_model_name_or_path"), raw.get("base_model_name_or_path")):
         if isinstance(name, str) and name:
@@ -69,6 +76,8 @@ def _number(value: Any) -> int | None:
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A field as an object; empty if it has another type, for which the code that reads the field raises the error."""
+    """A field's value if it is an object, else an empty mapping. The error for a value of another type is raised by the
+    code that reads the head.
+    """
     value = raw.get(name)
     return value if isinstance(value, Mapping) else {}

@@ -1,7 +1,7 @@
 """The interface between draft head and drafter: shapes, and the steps from taps and tokens to logits and features.
 
-The drafter owns keys, values and trees; a head owns weights and mathematics. A new family of heads implements this
-interface.
+The drafter stores keys and values and grows the trees; a head has the weights and the forward pass. A new family of
+heads implements this interface.
 """
 
 import copy
@@ -23,7 +23,9 @@ Rotary = tuple[Tensor, Tensor]
 
 
 class Continuations(NamedTuple):
-    """Candidate tokens after the nodes of a level, for heads that return more or less than full-vocabulary logits."""
+    """Candidate tokens after the nodes of a level, for heads that do not return plain logits over the draft
+    vocabulary.
+    """
 
     logits: Tensor
     """[num_reqs, width or 1, num_candidates]; the second size is 1 if the logits are the same for all nodes."""
@@ -38,7 +40,9 @@ class Continuations(NamedTuple):
 
 
 class HeadConvention(NamedTuple):
-    """Choices that a checkpoint's tensors do not determine: the tensors load and run under any convention."""
+    """Choices that a checkpoint's tensors do not determine, because the tensors can be loaded and run under any
+    convention.
+    """
 
     tap_layers: tuple[int, ...]
     """Layers of the target whose *input* is tapped, ascending; num_layers means the output of the final norm."""
@@ -68,11 +72,11 @@ class DraftHead(nn.Module, ABC):
     max_position_embeddings: int
     """Maximum number of positions in training, according to the checkpoint.
 
-    Later positions also run, but with worse drafts.
+    Drafting at later positions is possible, but acceptance is lower.
     """
     embedding_width: int = 0
-    """Width of the media-span embeddings that the head reads in place of token embeddings; 0 if it embeds token ids
-    only.
+    """Width of the embeddings that the head takes in place of token embeddings in media spans; 0 if the head embeds
+    token ids only.
     """
 
     @property
@@ -127,7 +131,9 @@ class DraftHead(nn.Module, ABC):
         """Rotary factors of positions int64 [..., T], for `forward`."""
 
     def rotary_in_grids(self, axes: Tensor) -> Rotary:
-        """Rotary factors of positions on three axes, int64 [3, ..., T]; a head with one axis uses the time axis, 0."""
+        """Rotary factors of positions on three axes, int64 [3, ..., T]. A head with one RoPE axis uses axis 0, the time
+        axis.
+        """
         return self.rotary(axes[0])
 
     def turned(self, rotated: Tensor) -> Rotary:
@@ -149,10 +155,10 @@ class DraftHead(nn.Module, ABC):
                 Heads with an `embedding_width` also accept embeddings [..., T, H].
             features: [..., T, H], from `fuse` (committed tokens) or `feedback` (drafted tokens).
             rotary: rotary factors at the positions of the features' tokens.
-            attend: attention over the caller's keys and values and the new ones.
+            attend: attention function of the caller; it attends to the caller's keys and values and to the new ones of
+                this call.
             rows: int64 [n], indices into flat inputs [T] whose hidden states are needed. Keys and values are computed
-                for every row, because other rows attend to them, but `attend` gets only n queries. None means every
-                row.
+                for all rows, because the n rows attend to them, but `attend` gets only n queries. None means every row.
 
         Returns:
             hidden [..., T, H] or [n, H], for `logits` and `feedback`.
@@ -166,7 +172,9 @@ class DraftHead(nn.Module, ABC):
     def run_layers(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend], rows: Tensor | None = None
     ) -> Tensor:
-        """`forward` through all layers; `attends` has an entry per layer; `rows` restricts the last layer's queries."""
+        """As `forward`, through all layers. `attends` has an entry per layer; `rows` restricts the last layer's
+        queries.
+        """
         [attend] = attends
         return self(token_ids, features, rotary, attend, rows)
 

@@ -1,7 +1,8 @@
 """Lists the conventions under which a checkpoint can be read, if its tensors and config allow several.
 
-Training tools give the same config values different meanings, and a head that is read under the wrong convention drafts
-badly without an error. The most likely convention comes first; only measuring acceptance shows which is right.
+Different training tools mean different things by the same config values, and a head that is read under the wrong
+convention drafts badly without an error. The most likely convention comes first; only a measurement of acceptance
+determines which convention is right.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from wingbeat.runtime.heads.contract import HeadConvention
 
 STATED = "wingbeat_convention"
-"""Config field of files written by Wingbeat: the convention itself, so that nothing is ambiguous."""
+"""Config field that Wingbeat writes: the convention itself, so that the other fields need no interpretation."""
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -20,7 +21,9 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, ...]:
-    """The layers of `default_taps`; for models too shallow for these, the second, a middle and the last layer."""
+    """The layers of `default_taps`. For models with too few layers for `default_taps`: the second, a middle and the
+    last layer.
+    """
     standard = default_taps(num_layers)
     if is_valid(standard, num_layers):
         return standard
@@ -40,8 +43,8 @@ def candidates(
     Args:
         num_layers: number of layers of the target.
         ids: layer ids as the config lists them; None if absent.
-        ids_name_outputs: whether the format names a tap by the layer that outputs it, instead of by the layer that
-            reads it.
+        ids_name_outputs: whether, in this format, an id is that of the layer whose output is tapped, instead of the
+            layer whose input is tapped.
         norm_output, norm_before_residual, rope_theta: values to try, most likely first.
     """
     taps = _tap_candidates(num_layers, None if ids is None else tuple(ids), ids_name_outputs)

@@ -1,4 +1,5 @@
-"""The EAGLE-1 head, whose weights EAGLE-2 also uses: predicts the verifier's last hidden state at the next position.
+"""The EAGLE-1 head, whose weights EAGLE-2 also uses. The head predicts the verifier's last hidden state at the next
+position.
 
 The predicted state is projected by the verifier's own output matrix and fed back as the feature of the next position.
 Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-2 (arXiv 2406.16858) for the trees.
@@ -15,10 +16,12 @@ from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 
 @dataclass(frozen=True)
 class Eagle1HeadConfig(DecoderHeadConfig):
-    """Config of an EAGLE-1 head: as wide as its target, with the whole vocabulary, and one tap after the final norm.
+    """Config of an EAGLE-1 head, which has its target's hidden size and whole vocabulary, and a single tap after the
+    target's final norm.
 
     Raises:
-        ValueError: see `DecoderHeadConfig`; also a width, vocabulary or number of taps that EAGLE-1 does not allow.
+        ValueError: as for `DecoderHeadConfig`; or the width, the vocabulary or the number of taps is not that of an
+            EAGLE-1 head.
     """
 
     def __post_init__(self) -> None:

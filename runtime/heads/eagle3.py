@@ -19,7 +19,7 @@ class EagleHeadConfig(DecoderHeadConfig):
     """Shapes and conventions of an EAGLE-3 head.
 
     Raises:
-        ValueError: see `DecoderHeadConfig`; also if both `fc_norm` and `norm_before_fc` are set.
+        ValueError: as for `DecoderHeadConfig`; or both `fc_norm` and `norm_before_fc` are set.
     """
 
     norm_before_residual: bool = False

@@ -1,4 +1,4 @@
-"""The families of draft heads, and the signs in config and tensor names by which each is recognised."""
+"""The families of draft heads, and the config fields and tensor names by which each family is recognised."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -18,7 +18,7 @@ class OnePassFamily(StrEnum):
 
 
 class Sign(NamedTuple):
-    """Evidence for a family; a checkpoint belongs to the family if any field matches."""
+    """Evidence for a family. A checkpoint belongs to the family if at least one field of this object matches."""
 
     family: str
     architectures: tuple[str, ...] = ()
@@ -67,7 +67,9 @@ SIGNS = (
     Sign("Medusa", ("medusa",), config=lambda raw: "medusa_num_heads" in raw),
     Sign("Hydra", ("hydra",)),
 )
-"""Signs in order of precedence: a family stands before the families that it extends."""
+"""Signs in order of precedence. A family comes before the family that it extends, because it also has that family's
+signs.
+"""
 
 
 def family_told(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -79,7 +81,7 @@ def family_told(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
     names = tuple(names)
     architectures = str(raw.get("architectures") or "").lower()
     kind = str(raw.get("speculators_model_type") or "").lower()
-    # Tensors named mtp.* are the verifier's own modules, not a head's.
+    # Tensors named mtp.* belong to the verifier's MTP modules, not to a head.
     own = [name for name in names if not name.startswith("mtp.")]
     for sign in SIGNS:
         if (

@@ -97,7 +97,7 @@ def fields_refused() -> Iterator[None]:
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor; reads no values if the format allows that.
+    """Shape of each tensor of a checkpoint, by name. Reads no values, if the format allows that.
 
     Raises:
         CheckpointError: as for `read_tensors`.
@@ -108,7 +108,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor, in host memory.
+    """All tensors of a checkpoint by name, in host memory.
 
     Raises:
         CheckpointError: there are no weights, or a shard is missing.
@@ -120,7 +120,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _apart(hook: str, folder: Path) -> Any:
-    """Shapes or tensors in a format that an optional part reads, see `runtime.parts`; None for other formats."""
+    """Shapes or tensors of a checkpoint whose format an optional part reads, see `runtime.parts`; None for other
+    formats.
+    """
     try:
         return first(hook, folder)
     except ModelCheckpointError as error:
@@ -139,7 +141,7 @@ def _read(
     found: dict[str, Value] = {}
     for file in files:
         found |= _guarded(read_safetensors if file.suffix == ".safetensors" else read_torch, file)
-    # RoPE frequencies are dropped, because old files store them as buffers but heads compute them from the config.
+    # RoPE frequencies, which old files contain as buffers, are dropped, because heads compute them from the config.
     return {key: value for key, value in found.items() if not key.endswith("rotary_emb.inv_freq")}
 
 
@@ -147,12 +149,13 @@ def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, 
     try:
         return read(file)
     except pickle.UnpicklingError as error:
-        # Both a pickle with code and a truncated pickle raise this error; only PyTorch's message tells the two apart.
+        # PyTorch raises this error for a pickle with code and for a truncated pickle. Only the message shows which of
+        # the two it is.
         if any(sign in str(error) for sign in _SIGNS_OF_CODE):
             raise UnsafeCheckpointError(
                 f"{file} holds code beside weights, which is never run: convert the file to safetensors if you trust it"
             ) from error
-        # PyTorch's own message suggests executing the file's content, so the message is not passed on.
+        # PyTorch's message suggests loading the file with code execution enabled, so the message is not passed on.
         raise _damaged(file, ValueError("PyTorch finds no weights in it")) from error
     except (SafetensorError, EOFError, RuntimeError, OSError) as error:
         raise _damaged(file, error) from error

@@ -18,8 +18,8 @@ def checkpoint_fingerprint(source: Path) -> str:
     """20 hex digits over the config, the sizes of the weight files, and 32 samples of 4 KiB from each file.
 
     The samples include the first and last bytes of each file. If the format has its config inside the weight file, only
-    that file is hashed. A fine-tuned model differs from its base in every sample, so few samples suffice, and the cost
-    does not grow with the model.
+    that file is hashed. A fine-tuned model differs from its base model in nearly all bytes of the weights, so a few
+    samples suffice, and the cost does not grow with the model's size.
 
     Args:
         source: folder or name, as accepted by `checkpoint_folder`.

@@ -13,7 +13,9 @@ LARGEST = 448.0
 
 
 def to_fp8(weight: Tensor) -> GroupedWeight:
-    """Quantise a weight [out_features, in_features] per output channel; its largest magnitude maps to LARGEST."""
+    """Quantise a weight [out_features, in_features] per output channel; the largest magnitude of a channel maps to
+    LARGEST.
+    """
     wide = weight.detach().to(torch.float32)
     scales = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     values = (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
@@ -24,8 +26,8 @@ def to_fp8(weight: Tensor) -> GroupedWeight:
 def use_fp8(head: DecoderHead) -> None:
     """Quantise the linear weights of a head in place; embeddings and norms are unchanged.
 
-    On a GPU the weights stay in FP8 if an optional part supplies FP8 products. Otherwise the weights are stored in the
-    head's dtype, with their values rounded to FP8.
+    On a GPU the weights stay in FP8 if an optional part supplies FP8 matrix products. Otherwise the weights are stored
+    in the head's dtype, with their values rounded to FP8.
     """
     place = Place(head.device, head.dtype)
     for linear in [module for module in head.modules() if isinstance(module, nn.Linear)]:

@@ -1,6 +1,6 @@
-"""Builds the canonical head config from config.json of any layout and from tensor shapes.
+"""Builds the canonical head config from the tensor shapes and the config.json of any layout.
 
-Config and shapes must agree. A field that neither determines gets the default of the tool that wrote the file.
+Config and shapes must agree. If neither determines a field, the field gets the default of the tool that wrote the file.
 """
 
 import re
@@ -32,10 +32,11 @@ _FLAGS = ("norm_output", "norm_before_residual", "fc_norm", "norm_before_fc", "a
 def head_config(
     raw: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int, convention: HeadConvention
 ) -> EagleHeadConfig | Eagle1HeadConfig:
-    """The canonical config of a head under one convention, except for `rope_theta`, which the loader sets on the head.
+    """The canonical config of a head under one convention. Only `rope_theta` is the config's value; the loader sets the
+    convention's value on the head.
 
     Raises:
-        CheckpointError: a field is missing, does not fit the target, or is not supported; the message names it.
+        CheckpointError: a field is missing, does not fit the target, or is not supported; the message names the field.
     """
     body = _body(raw, layout, shapes)
     _check_flags(raw)
@@ -125,7 +126,7 @@ def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
 
 
 def has_axes(raw: Mapping[str, Any]) -> bool:
-    """Whether a head uses RoPE positions on three axes."""
+    """Whether a head uses RoPE positions on three axes, for images and video."""
     rope = _rope(object_field(raw, "transformer_layer_config") or raw)
     return any(field in rope for field in _MROPE_FIELDS)
 
@@ -148,7 +149,7 @@ def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any])
     """RoPE bases to try for plain RoPE, most likely first; None means the base in the config."""
     rope = rope_parameters(body)
     plain = rope["rope_type"] == "default" and not has_axes(raw)
-    # Trainers adopted EAGLE-3.1 after they had begun to use the config's base, so an EAGLE-3.1 head uses that base.
+    # When trainers adopted EAGLE-3.1, they already used the config's RoPE base, so an EAGLE-3.1 head uses that base.
     is_new = "fc_norm" in raw or "norm_output" in raw
     if layout.rope_theta is Theta.READ or not plain or rope["rope_theta"] == DEFAULT_ROPE_THETA or is_new:
         return (None,)
@@ -156,7 +157,9 @@ def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any])
 
 
 def _check_fusion(layout: Layout, shapes: Shapes, num_taps: int, target_hidden_size: int) -> None:
-    """Checks the input width of `fc`: all taps of the target; for EAGLE-1, a token embedding and one tap."""
+    """Checks that the input width of `fc` is that of all taps of the target or, for EAGLE-1, of a token embedding and
+    one tap.
+    """
     rows = shapes.get("fc.weight", ())
     expected = num_taps * target_hidden_size * (2 if layout.family is Family.EAGLE1 else 1)
     if len(rows) == 2 and rows[1] != expected:
@@ -177,7 +180,7 @@ def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str
         raise UnsupportedCheckpointError(
             f"transformer_layer_config.model_type={kind!r} is not supported: {' and '.join(_BODIES)} are"
         )
-    # The tool omits fields that equal the default of transformers' config class.
+    # The tool that writes nested configs omits fields that equal the default of transformers' config class.
     with fields_refused():
         return _BODIES[kind](**nested).to_dict()
 
@@ -221,7 +224,7 @@ def _decoder_fields(
         "rope_parameters": rope_parameters(body),
         "rotary_dim": rotary_dim(body, head_dim),
         "rope_interleaved": body.get("is_neox_style") is False,
-        # EAGLE-1 heads for Vicuna-33B have the field `max_sequence_length` instead.
+        # EAGLE-1 heads for Vicuna-33B have the field `max_sequence_length` instead of `max_position_embeddings`.
         "max_position_embeddings": body.get("max_position_embeddings") or body.get("max_sequence_length") or 2048,
         "attention_bias": states_bias or bool(body.get("qkv_bias")) or f"{attention}q_proj.bias" in shapes,
         "output_bias": (states_bias and layout.bias_on_output) or f"{attention}o_proj.bias" in shapes,
@@ -232,14 +235,16 @@ def _decoder_fields(
 
 
 def rotary_dim(body: Mapping[str, Any], head_dim: int) -> int | None:
-    """Number of elements of a head that RoPE rotates; None means all."""
+    """Number of elements of an attention head that RoPE rotates; None means all."""
     factor = body.get("partial_rotary_factor") or _rope(body).get("partial_rotary_factor")
     turned = body.get("rotary_dim") or (None if factor is None else int(head_dim * factor))
     return None if turned == head_dim else turned
 
 
 def _of_grids(body: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Config fields for media spans of a prompt; `embeds_media` is a field that only Wingbeat writes."""
+    """Fields of the canonical config that concern media spans of a prompt. Only Wingbeat writes the field
+    `embeds_media`.
+    """
     rope, embeds = _rope(body), raw.get("embeds_media", True)
     if type(embeds) is not bool:
         raise CheckpointError(f"config.json: embeds_media={embeds!r} is neither true nor false")

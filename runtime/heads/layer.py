@@ -1,7 +1,7 @@
 """The decoder layer of every EAGLE head: projections, RoPE and MLP of a Llama or Qwen layer.
 
-Contains the forward mathematics only: other modules read checkpoints, and the caller's `attend` stores keys and values
-and decides which keys each query sees.
+Contains only the forward pass. Other modules read checkpoints; the caller's `attend` stores keys and values and
+    determines which keys each query sees.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,8 +38,7 @@ class DecoderHeadConfig:
     head_dim: int
     target_hidden_size: int
     tap_layers: tuple[int, ...]
-    """Numbers of the layers of the target whose *input* is tapped, ascending; num_layers means the output of the
-    final norm.
+    """Layers of the target whose *input* is tapped, ascending; num_layers means the output of the final norm.
     """
     vocab_size: int
     draft_vocab_size: int
@@ -48,9 +47,11 @@ class DecoderHeadConfig:
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
     )
     rotary_dim: int | None = None
-    """Number of elements of a head that RoPE rotates; None means all."""
+    """Number of elements of an attention head that RoPE rotates; None means all."""
     rope_interleaved: bool = False
-    """Whether the file's weights rotate neighbouring elements instead of the two halves."""
+    """Whether the weights in the file are made for RoPE that rotates neighbouring elements (interleaved) instead of the
+    two halves.
+    """
     max_position_embeddings: int = 2048
     attention_bias: bool = False
     """Whether the projections of q, k and v have biases."""
@@ -64,7 +65,7 @@ class DecoderHeadConfig:
     mrope_interleaved: bool = False
     """Whether the axes alternate along the frequencies, as in Qwen3-VL; otherwise each axis has a contiguous range."""
     embeds_media: bool = True
-    """Whether the head reads the verifier's embeddings of media spans instead of embedding their token ids."""
+    """Whether the head takes the verifier's embeddings in media spans instead of embedding the token ids there."""
 
     def __post_init__(self) -> None:
         check_attention(self)
@@ -76,12 +77,14 @@ class DecoderHeadConfig:
 
     @property
     def num_frequencies(self) -> int:
-        """Number of RoPE frequencies: half of the rotated elements of a head."""
+        """Number of RoPE frequencies: half the number of rotated elements of an attention head."""
         return (self.rotary_dim or self.head_dim) // 2
 
     @property
     def rotary_width(self) -> int:
-        """Width of cosines and sines: a head's rotated elements, and unrotated elements that are stored with them."""
+        """Width of cosines and sines: the number of an attention head's rotated elements, plus the unrotated elements
+        that are stored with them.
+        """
         return self.head_dim
 
     @property
@@ -159,7 +162,9 @@ class DecoderHead(DraftHead):
         self.reset_rope(self.signed_inv_freq.device)
 
     def _build_attention(self, width: int) -> None:
-        """Creates the modules between the layer's inputs [..., width] and the addition to the residual."""
+        """Creates attention's modules, from the layer's inputs [..., width] to the output that is added to the
+        residual.
+        """
         config, heads = self.config, self.config.num_attention_heads
         self.qkv_proj = nn.Linear(width, self._qkv_heads * config.head_dim, bias=config.attention_bias)
         self.q_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
@@ -171,7 +176,8 @@ class DecoderHead(DraftHead):
         return self.post_attention_layernorm.weight.dtype
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        # `signed_inv_freq` is (-f, f). Since cos is even and sin is odd, rotate_half reduces to a swap of the halves.
+        # `signed_inv_freq` is (-f, f). Cosines do not depend on the sign, whereas the sines of the first half are
+        # negated. The negation in rotate-half RoPE is thus part of the sines, so `rotate` only has to swap the halves.
         cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
@@ -209,7 +215,7 @@ class DecoderHead(DraftHead):
     def _fused_layer(
         self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None
     ) -> Tensor:
-        """Does what `_layer` does, by the fused kernels of `wingbeat.kernels.layer` and with their rounding."""
+        """Computes the same as `_layer`, with the fused kernels of `wingbeat.kernels.layer` and their rounding."""
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
         mixed = self.o_proj(attend.fused(qkv, rotary, norm_weights(self), rows).flatten(-2))
         residual = residual if rows is None else residual[rows]
@@ -220,7 +226,9 @@ class DecoderHead(DraftHead):
         return add_product(self.down_proj, hidden, active).view(residual.shape)
 
     def _set_rope_theta(self, theta: float | None) -> None:
-        """Sets another RoPE base (None: the config's base); other heads that share these weights keep theirs."""
+        """Sets the RoPE base; None means the config's base. Other heads that share these weights keep their RoPE
+        base.
+        """
         self._theta_read = theta
         rope = {**self.config.rope_parameters, "rope_theta": self._config_theta if theta is None else theta}
         self.config = replace(self.config, rope_parameters=rope)
@@ -229,8 +237,8 @@ class DecoderHead(DraftHead):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # The frequencies are recomputed because a change of dtype must not round them: at position 10,000 bfloat16 is
-        # off by whole turns.
+        # The frequencies are recomputed, because a change of dtype must not round them. With frequencies in bfloat16,
+        # the angles at position 10,000 are wrong by whole turns.
         self.reset_rope(self.signed_inv_freq.device)
         return self
 
@@ -246,7 +254,7 @@ def norm_weights(layer: nn.Module) -> tuple:
 
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:
-    """RoPE axis (0 to 2) of each pair of a head's elements, as in transformers' Qwen2.5-VL and Qwen3-VL.
+    """RoPE axis (0 to 2) of each pair of elements of an attention head, as in transformers' Qwen2.5-VL and Qwen3-VL.
 
     Unrotated pairs have axis 0.
     """

@@ -21,7 +21,7 @@ class UnsupportedCheckpointError(CheckpointError):
 
 
 class Family(StrEnum):
-    """The mathematics by which a head computes."""
+    """Kind of computation that a head performs."""
 
     EAGLE1 = "EAGLE-1"
     """EAGLE-1 heads; EAGLE-2 drafts its trees with the same weights."""
@@ -30,7 +30,7 @@ class Family(StrEnum):
 
 
 class Theta(StrEnum):
-    """Whether a tool's trainer respects `rope_theta`, the base of plain RoPE."""
+    """Whether a tool's trainer uses the config's `rope_theta`, the base of plain RoPE."""
 
     READ = "read"
     SOMETIMES_IGNORED = "sometimes ignored"
@@ -58,8 +58,8 @@ class Layout:
     bias_on_output: bool = False
     """Whether `attention_bias` also covers the output projection, as in transformers' Llama."""
     norm_output_changed: bool = False
-    """Whether `norm_output: true` of the tool's older versions means the final norm before the logits, which every
-    EAGLE-3 head has anyway.
+    """Whether `norm_output: true` has another meaning in files of the tool's older versions: the final norm before the
+    logits, which all EAGLE-3 heads have.
     """
     rope_theta: Theta = Theta.READ
 
@@ -166,7 +166,9 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def file_tensors(layout: Layout, config: DecoderHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Splits a head's tensor into the layout's tensors, by name in the file, in concatenation order."""
+    """Splits a tensor of a head into the tensors of the layout, by name in the file, in the order in which they are
+    concatenated.
+    """
     if canonical.startswith("behind."):
         _, index, rest = canonical.split(".", 2)
         return file_tensors(replace(layout, layer=f"layers.{int(index) + 1}."), config, rest, tensor)

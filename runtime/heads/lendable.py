@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def lendable(loaded: "LoadedModel", dtype: torch.dtype) -> dict[str, Tensor | str]:
-    """Embedding and output matrix [vocab_size, hidden_size] by name suffix; a string is the reason why one is not lent.
+    """Embedding and output matrix [vocab_size, hidden_size] by name suffix. If one of the two cannot be lent, its entry
+    is a string with the reason.
 
     Args:
         loaded: the verifier.

@@ -1,6 +1,6 @@
-"""Loads checkpoints of EAGLE heads: every readable layout becomes one canonical head, or an error.
+"""Loads checkpoints of EAGLE heads, and converts each supported layout to the same canonical head.
 
-Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read. `layouts` recognises a
+Unknown, missing and mis-shaped tensors raise errors. A log line states how the head is read. `layouts` recognises a
 checkpoint's layout; `head_config` and `conventions` interpret the fields of its config.
 """
 
@@ -75,7 +75,9 @@ class HeadCheckpoint:
 
     @contextmanager
     def says_whose(self, target: Sizes) -> Iterator[None]:
-        """Prefixes errors with the verifier that the head was made for, if that is not the given verifier."""
+        """In this context, the message of a CheckpointError is prefixed with the verifier for which the head was made,
+        if that is not the given verifier.
+        """
         try:
             yield
         except CheckpointError as error:
@@ -135,8 +137,8 @@ def load_eagle_head(
 
     Args:
         path: folder or hub name.
-        target: lends its embedding (not copied) if the file has no embedding, and its lm_head if the file has no
-            lm_head and the head drafts every token.
+        target: the verifier. Its embedding is used, without a copy, if the file has no embedding; its lm_head, if the
+            file has no lm_head and the head drafts the whole vocabulary.
         dtype, device: dtype and device of the loaded weights.
         convention: one of `head_conventions`; None means the first.
 
@@ -196,13 +198,14 @@ def _log(
 def fit_vocabulary(
     tensors: dict[str, Tensor], config: Vocabularies, target: TargetDescription
 ) -> tuple[Tensor, list[str]]:
-    """Fit a file's tensors to the target's vocabulary, adding borrowed tensors.
+    """Remove the token map from a file's tensors, check it against the target's vocabulary, and add the tensors
+    borrowed from the target.
 
     Returns:
         The head's token map, and the names of the tensors borrowed from the target.
 
     Raises:
-        CheckpointError: the target has another vocabulary size, or the token map points outside it.
+        CheckpointError: the target has another vocabulary size, or the token map contains ids outside the vocabulary.
     """
     if config.vocab_size != target.vocab_size:
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
@@ -218,7 +221,7 @@ def fit_vocabulary(
 
 
 def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
-    """Removes d2t and t2d from the tensors -> int64 [draft_vocab_size], the target id of each draft id."""
+    """Removes d2t and t2d from the tensors, and returns the target id of each draft id, int64 [draft_vocab_size]."""
     size = config.draft_vocab_size
     offsets, mask = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if offsets is None:
@@ -231,7 +234,8 @@ def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
         raise CheckpointError(f"d2t points outside the target's vocabulary of {config.vocab_size}")
     if len(token_ids.unique()) != size:
         raise CheckpointError("d2t maps two draft ids to the same target id")
-    # Some tools leave t2d unset if the draft vocabulary is the whole vocabulary.
+    # Some tools write t2d without setting its values if the draft vocabulary is the whole vocabulary, so it is not
+    # checked then.
     if mask is not None and size != config.vocab_size:
         check_shape("t2d", mask, (config.vocab_size,))
         if not torch.equal(mask.bool().nonzero().flatten(), token_ids.sort().values):
@@ -242,7 +246,7 @@ def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
 def canonical_state(
     tensors: dict[str, Tensor], head: nn.Module, names_of: Callable[[str, Tensor], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """File tensors -> a head's state dict, without the token map.
+    """Converts a file's tensors, without the token map, to a head's state dict.
 
     Args:
         tensors: tensors of the file by name.

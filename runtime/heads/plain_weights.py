@@ -1,4 +1,6 @@
-"""Dequantises the weights of heads; an optional part reads quantised files, which are refused without it."""
+"""Dequantises the weights of heads. An optional part reads quantised files; without that part, an error is raised for
+them.
+"""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,8 @@
-"""Rotary position embeddings of heads: frequencies, and rotation by halves.
+"""Rotary position embeddings of heads: frequencies, and rotate-half RoPE.
 
-If a head rotates only part of its elements, or neighbouring pairs, its weights are permuted at load time, so that this
-code and every kernel can rotate by halves. Query-key products stay the same because queries and keys are permuted
-alike.
+If a head rotates only part of its elements, or neighbouring pairs of elements, its weights are permuted at load time,
+so that this code and all kernels can use rotate-half RoPE. Query-key products stay the same, because queries and keys
+are permuted in the same way.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,9 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def turning_order(config: Turned) -> Tensor | None:
-    """int64 [head_dim]: the permutation from a file's element order to rotation by halves; None if nothing changes."""
+    """int64 [head_dim]: the permutation from a file's element order to the order of rotate-half RoPE; None if the two
+    orders are equal.
+    """
     dim, turned = config.head_dim, config.rotary_dim or config.head_dim
     elements = torch.arange(dim, device="cpu")
     pairs = elements[:turned].view(-1, 2).t() if config.rope_interleaved else elements[:turned].view(2, -1)
@@ -65,7 +67,9 @@ def turning_order(config: Turned) -> Tensor | None:
 
 
 def in_turning_order(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Permute query and key rows and norms of an EAGLE head's state dict from file order to rotation by halves."""
+    """Permute the query and key rows and norms in an EAGLE head's state dict from the file's order to the order of
+    rotate-half RoPE.
+    """
     order = turning_order(config)
     if order is None:
         return dict(state)

@@ -39,8 +39,8 @@ def save_eagle_head(
     Args:
         head: the head.
         path: folder to write.
-        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None means the first layout of the
-            head's family.
+        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None means the first of these that
+            the head's family has.
         with_embedding: False omits `embed_tokens`; a loader then uses the target's.
         verifier: folder or hub name of the target, which the speculators layout records.
 
@@ -86,10 +86,10 @@ def _layout_for(head: EagleHead | Eagle1Head, name: str | None) -> Layout:
 
 
 def check_turning(config: DecoderHeadConfig) -> None:
-    """Refuse a head whose elements were permuted when it was loaded.
+    """Raise an error for a head whose weights were permuted when the head was loaded.
 
     Raises:
-        ValueError: the head was permuted; the message names the config field.
+        ValueError: the weights were permuted; the message names the config field that requires this.
     """
     for field in ("rotary_dim", "rope_interleaved"):
         if getattr(config, field):
@@ -108,7 +108,7 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
         for name, part in file_tensors(layout, config, canonical, tensor).items()
     }
     token_ids = head.draft_token_ids.cpu()
-    # speculators omits the token map if the head drafts every token.
+    # The speculators layout has no token map if the head drafts the whole vocabulary.
     needs_map = layout is SPECFORGE or not torch.equal(token_ids, torch.arange(config.vocab_size))
     if layout is not SAFEAILAB_1 and needs_map:
         tensors |= token_map(token_ids, config.vocab_size)
@@ -131,7 +131,7 @@ def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | No
             "bias": head.config.fc_bias,
         }
     written = speculators_fields(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
-    # The RoPE base in use is written as the config's base, so that other tools also use it.
+    # The RoPE base that the head uses is written as the config's base, so that other tools also use that base.
     if not head.config.embeds_media:
         written["embeds_media"] = False
     return written | state(head.convention._replace(rope_theta=None))

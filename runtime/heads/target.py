@@ -1,4 +1,6 @@
-"""The verifier as a drafter needs it: shapes and single tensors of its checkpoint, read without loading the model."""
+"""The description of a verifier that its drafter needs: shapes and single tensors of its checkpoint, read without
+loading the model.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,12 +23,12 @@ logger = logging.getLogger(__name__)
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 """Suffixes of the names of embedding and output matrix in checkpoints."""
 Lender = Callable[[str], Tensor | None]
-"""Maps the suffix of a tensor's name to that weight of the verifier running on the drafter's device; the weight is
-read-only. Returns None if the verifier does not lend the weight.
+"""Function (suffix of a tensor's name) -> that weight of a verifier that runs on the drafter's device, or None if the
+verifier does not lend the weight. The weight must not be written.
 """
 _COMPARED_ROWS = 64
-"""Number of rows of a lent weight that are compared with the file, because another process's memory may not hold the
-claimed tensor.
+"""Number of rows of a lent weight that are compared with the file. The comparison is needed because the memory that
+another process shares may not contain the weight.
 """
 
 
@@ -68,7 +70,7 @@ class TargetDescription:
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
-        """The quantisation fields of config.json, for use in a head's config.
+        """The quantisation fields of config.json, in the form in which a head's config has them.
 
         Empty if the weights are not quantised.
         """
@@ -83,11 +85,14 @@ class TargetDescription:
 
     @cached_property
     def _read_apart(self) -> Mapping[str, Callable[[], Tensor]]:
-        """Functions that read embedding and output matrix, if an optional part reads the format; else empty."""
+        """Functions that read embedding and output matrix, by name, if an optional part reads the checkpoint's format;
+        else empty.
+        """
         return first("lent_tensors", self.path) or {}
 
     def _names_ending(self, suffix: str) -> list[str]:
-        # The shortest name is the model's own tensor; copies in prediction modules have longer names.
+        # The shortest name comes first, because it is the name of the model's tensor; copies in MTP modules have longer
+        # names.
         names = (*self.tensor_files, *self._read_apart)
         return sorted((name for name in names if name.endswith(suffix)), key=len)
 
@@ -124,7 +129,9 @@ class TargetDescription:
         return self.tensor(names[0])
 
     def _is_of_file(self, lent: Tensor, name: str) -> bool:
-        """Whether a lent weight has the file's shape, and its values in sampled rows, first and last included."""
+        """Whether a lent weight has the same shape as in the file, and the same values in sampled rows, including the
+        first and the last row.
+        """
         with safe_open(self.tensor_files[name], framework="pt") as tensors:
             stored = tensors.get_slice(name)
             if tuple(stored.get_shape()) != tuple(lent.shape):

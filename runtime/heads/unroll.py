@@ -1,8 +1,9 @@
-"""Training-time test of EAGLE-3: unrolls a head over its own predictions during training, as drafting does.
+"""Training-time test of EAGLE-3: unrolls a head over its own predictions during training, in the same way as in
+drafting.
 
 Step j of the chain that starts at index i reads token i + 1 + j and predicts token i + 2 + j. All chains run at once:
-the chain of index i stays at row i, and at each step the tokens shift by one. Source: EAGLE-3 (arXiv 2503.01840),
-section 3.2 and figure 6.
+the chain of index i stays at row i, and at each step the token that it reads is one position later. Source: EAGLE-3
+(arXiv 2503.01840), section 3.2 and figure 6.
 """
 
 from collections.abc import Iterator
@@ -47,8 +48,8 @@ class ChainAttention:
     """Attention of a chain: step j of chain i sees the keys of true features up to i, and the chain's keys of steps
     1..j.
 
-    Drafting sees the same keys: those of the committed prefix come from true features, and those of a drafted token's
-    ancestors from predicted features.
+    These are the same keys as in drafting, where the keys of the committed prefix are computed from true features, and
+    the keys of a drafted token's ancestors from predicted features.
 
     Args:
         scaling: factor of query-key products.
@@ -100,7 +101,7 @@ class ChainAttention:
 def unroll(
     head: DraftHead, tokens: Tensor, taps: Tensor, num_steps: int, chains: Tensor | None = None
 ) -> Iterator[UnrolledStep]:
-    """Run every chain of `num_steps` steps that fits into the sequences, fed with the sequences' own tokens.
+    """Run all chains of `num_steps` steps that fit into the sequences. The chains read the sequences' tokens.
 
     As long as the head's greedy drafts equal the sequence's tokens, a chain computes exactly what greedy drafting does.
 
@@ -109,13 +110,13 @@ def unroll(
         tokens: int64 [batch, length].
         taps: [batch, length, num_taps * Ht].
         num_steps: steps per chain.
-        chains: int64 [chains], ascending: indices of the chains to follow among the batch * N flat ones; None follows
-            all.
+        chains: int64 [chains], ascending: flat indices of the chains to follow, out of batch * N; None follows all
+            chains.
     """
     batch, num_chains = tokens.shape[0], tokens.shape[1] - num_steps - 1
 
     def read(rows: Tensor, step: int) -> Tensor:
-        """Selects from rows [batch, N, ..] those that a step reads.
+        """Selects from rows [batch, N, ..] the rows that a step reads.
 
         The first step reads all rows, because later steps see their keys; later steps read the followed chains only.
         """

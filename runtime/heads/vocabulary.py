@@ -1,5 +1,5 @@
-"""Checks that a draft model and its verifier have the same vocabulary, because drafts are sent as token ids; parts may
-translate other vocabularies.
+"""Checks that a draft model and its verifier have the same vocabulary, because drafts are sent as token ids. Runtime
+parts may translate between different vocabularies.
 """
 
 import logging
@@ -24,20 +24,20 @@ class SharedTokens(NamedTuple):
     """Tokens that a verifier and a draft model of another vocabulary share; tensors are int64."""
 
     draft_ids: Tensor
-    """[target_vocab_size]: draft token id that represents each target token id in a context."""
+    """[target_vocab_size]: for each target token id, the draft token id that replaces it in a context."""
     columns: Tensor
     """[num_shared]: draft token ids that may be drafted."""
     target_ids: Tensor
-    """[num_shared]: their target token ids, ascending."""
+    """[num_shared]: target token ids of `columns`, ascending."""
     first: int | None = None
-    """Draft token id that replaces the first token of every context; None keeps that token."""
+    """Draft token id that replaces the first token of each context; None keeps that token."""
 
     def to(self, device: torch.device) -> "SharedTokens":
         """Copies the tables to a device."""
         return SharedTokens(*(table.to(device) for table in self[:3]), self.first)
 
     def read(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Draft token ids of target token ids at these positions of their contexts."""
+        """Draft token ids that replace target token ids at these positions of their contexts."""
         draft_ids = self.draft_ids[token_ids]
         return draft_ids if self.first is None else torch.where(positions == 0, self.first, draft_ids)
 

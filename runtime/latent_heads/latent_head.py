@@ -1,6 +1,6 @@
 """An EAGLE-3 head with multi-head latent attention as in DeepSeek and Kimi (MLA, arXiv 2405.04434).
 
-Keys and values are cached decompressed, per head, so that every attention kernel can read them. The cache holds
+Keys and values are cached in decompressed form, per head, so that all attention kernels can read them. The cache holds
 num_heads * (key_dim + value_dim) values per token; a compressed cache would hold kv_rank + rope_dim.
 """
 
@@ -26,7 +26,7 @@ class LatentEagleConfig(EagleHeadConfig):
     """Config of an MLA head; `head_dim` is the width of queries and keys, whose last `rope_dim` elements RoPE rotates.
 
     Raises:
-        ValueError: see `EagleHeadConfig`; also a size that MLA does not allow.
+        ValueError: as for `EagleHeadConfig`; or a size is not possible in MLA.
     """
 
     query_rank: int | None = None
@@ -75,7 +75,9 @@ class LatentEagleConfig(EagleHeadConfig):
 
 
 def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> tuple[type, dict[str, Any]]:
-    """Config class of an MLA head, and the fields that replace those of plain attention; raises like `head_config`."""
+    """Config class of an MLA head, and the fields that replace those of plain attention; raises the errors of
+    `head_config`.
+    """
     still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
     attention = f"{layout.layer}self_attn."
     return LatentEagleConfig, {
@@ -86,7 +88,7 @@ def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> 
         "rope_dim": turning,
         "value_dim": size_field(body, "v_head_dim"),
         "rotary_dim": None,
-        # DeepSeek's own tools rotate neighbouring elements, so this is the default.
+        # DeepSeek's own tools use interleaved RoPE, which rotates neighbouring elements, so this is the default.
         "rope_interleaved": body.get("rope_interleave", True) is not False,
         "attention_bias": f"{attention}kv_a_proj_with_mqa.bias" in shapes,
         "output_bias": f"{attention}o_proj.bias" in shapes,
@@ -104,7 +106,7 @@ class LatentEagleHead(EagleHead):
 
     @property
     def scaling(self) -> float:
-        """Factor of query-key products; YaRN's factor is squared because it applies to both queries and keys."""
+        """Factor of query-key products. YaRN's factor is squared, because it applies to queries and to keys."""
         rope, scale = self.config.rope_parameters, self.config.head_dim**-0.5
         all_elements = rope.get("mscale_all_dim")
         if rope.get("rope_type") != "yarn" or not all_elements or rope["factor"] <= 1:
@@ -160,8 +162,9 @@ class LatentEagleHead(EagleHead):
         return torch.cat([still, self._turned(turning, rotary)], dim=-1)
 
     def _turned(self, elements: Tensor, rotary: Rotary) -> Tensor:
-        """Rotates [..., heads, R] by positions.
+        """Applies RoPE to elements [..., heads, R].
 
-        The element order may differ from the file's, as long as queries and keys have the same order.
+        The order of the returned elements may differ from that in the file, because only query-key products matter, and
+        queries and keys have the same order.
         """
         return rotate(elements if self._order is None else elements[..., self._order], *rotary)

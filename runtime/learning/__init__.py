@@ -1,1 +1,3 @@
-"""Online training of a draft head on served requests, and the test of whether a trained head is better."""
+"""Online training of a draft head on served requests, and the test of whether a trained head is better than the served
+head.
+"""

@@ -53,20 +53,22 @@ class CandidateTest:
         self._candidate, self._served = heads
         self._family, self._chain, self._ring = trainer.family, trainer.chain, ring
         self._newest = 0
-        """Requests recorded up to this time are already in the test; nanoseconds since 1970."""
+        """Time up to which recorded requests are already in the test, in nanoseconds since 1970."""
         self._waiting: deque[_Request] = deque(maxlen=MOST_HELD)
-        """Requests for which the heads must still draft, newest first; a further request displaces the oldest."""
+        """Requests for which the heads must still draft, newest first. If the queue is full, a new request displaces
+        the oldest.
+        """
         self._seen: list[tuple[Tensor, Drafted, Drafted]] = []
-        """For each request already drafted for: its token histogram, and the rounds of the candidate and of the
-        served head.
+        """For each request for which both heads have drafted: its token histogram, and the rounds of the candidate and
+        of the served head.
         """
         self._take()
         self._group()
 
     def _group(self) -> None:
-        """Groups all known texts again, and judges again the requests seen so far.
+        """Divides all known texts into groups again, and repeats the test with the requests seen so far.
 
-        The groups depend only on the texts, not on the outcomes.
+        The groups are determined by the texts alone, so they do not depend on the heads' results.
         """
         waiting = [histogram(request.reader.token_ids(request.sequence)) for request in self._waiting]
         texts = [*waiting, *(text for text, _, _ in self._seen)]
@@ -81,9 +83,9 @@ class CandidateTest:
         return not self._waiting
 
     def renew(self) -> None:
-        """Takes requests recorded since the last call.
+        """Adds the requests recorded since the last call.
 
-        Forms the groups again once there are twice as many texts as at the last grouping.
+        Divides the texts into groups again if their number has doubled since the last grouping.
         """
         self._take()
         if len(self._waiting) + len(self._seen) >= 2 * max(self._groups.num_texts, 1):

@@ -36,12 +36,14 @@ from wingbeat.runtime.learning.shadow import Drafted
 ERROR = 0.01
 """Probability that any candidate that is not better is ever promoted."""
 MOST_LOSS, GROUP_ERROR = 0.08, 0.01
-"""Maximum relative loss of a group of requests, and the probability that a candidate with a larger loss is promoted."""
+"""Maximum relative loss of a group of requests, and maximum probability that a candidate with a larger loss is
+promoted.
+"""
 MOST_BET = 0.9
 _GUESS_MEAN, _GUESS_VARIANCE = 0.02, 0.02
 BUCKET_FLOOR, BUCKET_LEAST = 0.98, 8
-"""Tokens per round that a candidate must reach in every bucket of context length, relative to the served head; and
-the number of held-out requests that a bucket needs before it is judged.
+"""Tokens per round, relative to the served head, that a candidate must reach in each bucket of context length; and the
+number of held-out requests that a bucket needs before this is checked.
 """
 
 
@@ -54,7 +56,9 @@ class Verdict(StrEnum):
 
 
 class Bets:
-    """Evidence that the mean of observations in [-1, 1] is above 0: the logarithm of the gambler's capital."""
+    """Gambler who bets that the mean of observations in [-1, 1] is above 0. The logarithm of the gambler's capital is
+    the evidence for this.
+    """
 
     def __init__(self) -> None:
         self.log_capital = 0.0
@@ -73,7 +77,7 @@ class PairedTest:
     """Test of one candidate against the served head.
 
     Args:
-        margin: relative gain that the candidate must exceed; a negative margin is a loss that is tolerated.
+        margin: relative gain that the candidate must exceed; with a negative margin, a loss of that size is tolerated.
         most: maximum number of tokens of a round: the tokens of a chain plus the bonus token.
         error: maximum probability of the verdict "better" for a candidate that is not better.
     """
@@ -98,7 +102,9 @@ class PairedTest:
 
 
 def error_of(number: int) -> float:
-    """Error allowed for the test of candidate `number` (from 1 on); the errors of all candidates add up to `ERROR`."""
+    """Error probability allowed for the test of candidate `number` (from 1 on); these probabilities add up to `ERROR`
+    over all candidates.
+    """
     return ERROR / (number * (number + 1))
 
 
@@ -137,7 +143,7 @@ class Gate:
         if group is not None:
             self.groups[group].see(new.length, old.length)
         self.num_requests += 1
-        # Only buckets that both heads have are counted: a bucket may contain a round of one head and none of the other.
+        # A bucket is counted only if it contains rounds of both heads, because otherwise the two cannot be compared.
         for bucket in new.rounds.keys() & old.rounds.keys():
             sums = self._buckets.setdefault(bucket, [0, 0.0, 0.0])
             sums[0] += 1

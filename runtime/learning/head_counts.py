@@ -1,4 +1,6 @@
-"""Acceptance counts of head versions on disk, summed over all engines of a ledger; counts in engines restart at 0."""
+"""Acceptance counts of head versions on disk, summed over all engines of a ledger. An engine's own counts restart at 0
+with its process.
+"""
 
 import json
 import math
@@ -41,8 +43,8 @@ class Accepted(NamedTuple):
 
 
 LEAST_ROUNDS, SIGMAS = 256, 3.0
-"""Number of rounds that a version needs before it is judged; and how many standard errors below the previous
-version's acceptance length a version is rolled back.
+"""Number of rounds that a version needs before its acceptance is compared; and the number of standard errors by which
+its acceptance length must be below that of the previous version for a roll-back.
 """
 
 
@@ -77,7 +79,7 @@ class HeadCounts:
             weights: digest of the verifier's weights; counts on disk that belong to other weights are dropped.
 
         Raises:
-            OSError: the folder cannot be read or written, or another process holds its lock for long.
+            OSError: the folder cannot be read or written, or another process holds the folder's lock for too long.
         """
         promotions = {version.number: version.promotions for version in ledger.versions}
         make_private_folder(self._folder)
@@ -108,7 +110,9 @@ class HeadCounts:
 
 
 class CountedSince:
-    """Counts of an engine since the previous call; the counts restart at 0 if the engine's process is replaced."""
+    """Computes an engine's counts since the previous call. The engine's counts restart at 0 if its process is
+    replaced.
+    """
 
     def __init__(self) -> None:
         self._pid = 0

@@ -2,8 +2,8 @@
 
 If the ledger lists another version, a separate thread reads and checks that version while the drafter drafts; the swap
 happens between two rounds. The drafter's context (its KV cache and each sequence's last hidden state) was computed by
-the previous version. That context is kept, because computing it again would need a pass over every sequence; pairs
-after the swap are computed by the new version.
+the previous version. That context is kept, because computing it again would need a pass over all sequences. The new
+version computes the pairs after the swap.
 """
 
 import logging
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.5
 """Seconds between two reads of the ledger."""
 TAKEN_S = 5.0
-"""Seconds to wait for the swap, which happens when the running round ends; meanwhile other drafters wait for their
-turn. An idle engine swaps later.
+"""Seconds to wait for the swap, which happens when the running round ends. Other drafters wait for their turn during
+that time. If the engine is idle, the wait ends without a swap, and the swap happens later.
 """
 
 
@@ -34,7 +34,9 @@ class HeadFollower:
     def __init__(self, ledger: HeadLedger, worker: DraftWorker) -> None:
         self._ledger, self._worker = ledger, worker
         self._offered = self._noted = worker.head_version
-        """Version that was offered to the drafter last, and version that the ledger lists as taken by this drafter."""
+        """Version that was last offered to the drafter, and version that this object last recorded in the ledger as
+        taken.
+        """
         self._unreadable = False
 
     def start(self) -> None:
@@ -52,7 +54,7 @@ class HeadFollower:
             self._follow()
 
     def _follow(self, first: bool = False) -> None:
-        """Switches to the served version when it is this drafter's turn; the first switch needs no turn."""
+        """Switches to the served version when it is this drafter's turn. The first switch does not wait for a turn."""
         try:
             if first:
                 while self.look() and not self._take():
@@ -62,7 +64,7 @@ class HeadFollower:
                     if is_own and self.look():
                         self._wait()
             self._note_taken()
-        # for example because the disk is full; the drafter continues, and the next poll tries again
+        # for example, the disk is full; the drafter continues, and the next poll tries again
         except (LedgerError, OSError) as error:
             logger.error("the ledger of heads cannot be written: %s", error)
 
@@ -89,14 +91,18 @@ class HeadFollower:
         self._ledger.refuse(version, f"{type(error).__name__}: {error}")
 
     def _failed(self, version: int, error: Exception) -> None:
-        """Refuses a version whose swap raised: the drafter may die of the error and must not swap to it again."""
+        """Marks a version as refused after its swap raised an error. The error may end the drafter, and the restarted
+        drafter must not swap to that version again.
+        """
         try:
             self._refuse(version, error)
         except (LedgerError, OSError) as unwritten:
             logger.error("the ledger of heads cannot be written: %s", unwritten)
 
     def _take(self) -> bool:
-        """Swaps now, before the first round; returns False if the swap raises, and the version is then refused."""
+        """Swaps now, before the first round. If the swap raises an error, marks the version as refused and returns
+        False.
+        """
         try:
             return self._worker.take_offered_head()
         except Exception:
@@ -106,7 +112,7 @@ class HeadFollower:
     def _note_taken(self) -> None:
         """Records in the ledger which version the drafter runs, after the swap.
 
-        If a version kills its drafter, the swap is not recorded.
+        If a version ends its drafter, the swap is therefore not recorded.
         """
         version = self._worker.head_version
         if version != self._noted:

@@ -1,4 +1,4 @@
-"""Versions of a draft head on disk: which version is served, and the state of all versions with the reasons.
+"""Versions of a draft head on disk: which version is served, and the state of each version with the reason for it.
 
 A ledger is one folder for one verifier and one configured head. The ledger's file is replaced as a whole, under a lock.
 Drafters, replicas, routers and the learner therefore agree on the served version, even if any of them is killed at any
@@ -27,21 +27,21 @@ LEARNER, FIGURES_FILE = "learner", "figures.json"
 MOST_DECISIONS = 64
 """Number of the latest decisions that are kept; the counts cover all decisions."""
 MOST_TRIES = 8
-"""Number of drafters that may begin to read a version and die before they have swapped to it; then the version is
+"""Number of drafters that may end between beginning to read a version and swapping to it, before the version is
 refused.
 """
 MOST_EARLIER = 2
-"""Number of versions before the previous one that are kept for roll-backs once a drafter has swapped to the served
-version.
+"""Number of versions before the previous version that are kept as roll-back targets, once a drafter has swapped to the
+served version.
 """
 MOST_UNUSED = 4
-"""Number of versions that no roll-back leads to and that are still kept, and of refused versions that are kept;
-older versions are removed.
+"""Number of versions that are kept although no roll-back leads to them; also the number of refused versions that are
+kept. Older versions are removed.
 """
 
 
 class HeadLedger:
-    """Reads and writes one ledger; any number of processes may have an object for the same folder.
+    """Reads and writes one ledger; several processes may have an object for the same folder.
 
     Args:
         folder: created if missing.
@@ -52,7 +52,9 @@ class HeadLedger:
     def __init__(self, folder: Path, configured: Path, verifier: str) -> None:
         self.folder, self._configured, self._verifier = folder, configured, verifier
         self._by_copy = False
-        """Whether the last read had to use the copy; the use of the copy is logged once."""
+        """Whether the last read had to use the copy of the file. With this flag, the use of the copy is logged only
+        once.
+        """
 
     def read(self) -> Ledger:
         """Reads the ledger from its file, or from the file's copy if the file is damaged.
@@ -90,7 +92,7 @@ class HeadLedger:
         """Begins a new ledger with the heads on disk, if neither the file nor its copy can be read.
 
         Args:
-            served: the version that drafters run; if it is not on disk, the configured head is served.
+            served: version that drafters run. If that version is not on disk, the configured head is served.
 
         Raises:
             LedgerError: the ledger can be read.
@@ -121,7 +123,7 @@ class HeadLedger:
             self._write(ledger)
 
     def folder_of(self, number: int) -> Path:
-        """Folder of a version's files; raises like `Ledger.version`."""
+        """Folder of a version's files; raises the errors of `Ledger.version`."""
         return self._configured if number == 0 else self.folder / HEADS / self.read().version(number).folder
 
     def checked_folder(self, number: int) -> Path:
@@ -140,14 +142,14 @@ class HeadLedger:
     def add(
         self, write: Callable[[Path], object], source: Literal["learner", "operator"], reason: str, serve: bool = False
     ) -> int:
-        """Adds a version and returns its number.
+        """Adds a version, and returns its number.
 
         Args:
             write: fills a folder with the head's files.
             serve: whether to promote the version at once; if False, the version waits.
 
         Raises:
-            Exception: `write` raised it; the files written so far are removed.
+            Exception: any exception that `write` raised; the files written so far are removed.
         """
         temporary = unused_name(self.folder / HEADS / "new")
         with ExitStack() as writing:
@@ -160,7 +162,8 @@ class HeadLedger:
             make_private(temporary)
             digest = digest_of(temporary)
             with self._locked():
-                # Old versions are removed before the new version is added, because a new version may still be refused.
+                # Old versions are removed before the new version is added, so that the new version, which may still be
+                # refused, does not displace an old version.
                 ledger = self._pruned(self.read())
                 number = max(version.number for version in ledger.versions) + 1
                 name = f"{number:05d}"
@@ -184,7 +187,8 @@ class HeadLedger:
         return number
 
     def promote(self, number: int, reason: str, over: int | None = None) -> bool:
-        """Serves a version from now on; raises like `Ledger.version`, or LedgerError if the version was refused.
+        """Serves a version from now on. Raises the errors of `Ledger.version`, or LedgerError if the version was
+        refused.
 
         Args:
             over: if given and not the served version, do nothing and return False.
@@ -201,7 +205,8 @@ class HeadLedger:
         return True
 
     def roll_back(self, reason: str, only: int | None = None) -> int | None:
-        """Serves the previous version; returns the version rolled back, or None if `only` is not served any more.
+        """Serves the previous version; returns the version that was rolled back, or None if `only` is not served any
+        more.
 
         Args:
             only: if given and not the served version, do nothing.
@@ -221,7 +226,8 @@ class HeadLedger:
     def begin(self, number: int) -> bool:
         """Records that a drafter begins to read a version.
 
-        If `MOST_TRIES` drafters died after beginning to read the version, refuses the version and returns False.
+        If `MOST_TRIES` drafters ended after they began to read the version, marks the version as refused and returns
+        False.
         """
         with self._locked():
             ledger = self.read()
@@ -235,14 +241,15 @@ class HeadLedger:
         return False
 
     def took(self, number: int) -> None:
-        """Records that a drafter has swapped its head for a version."""
+        """Records that a drafter has swapped its head to a version."""
         with self._locked():
             ledger = self.read()
             if number and not ledger.version(number).taken:
                 self._write(self._pruned(ledger.updated(number, taken=True)))
 
     def refuse(self, number: int, reason: str) -> None:
-        """Marks a version that cannot be served; if it is served, the previous version is served again.
+        """Marks a version as refused, because it cannot be served. If it is the served version, the previous version is
+        served again.
 
         Roll-backs no longer lead to the refused version, and its files are removed; its number and the reason stay in
         the ledger.
@@ -293,7 +300,9 @@ class HeadLedger:
         self._write(ledger.model_copy(update={"counts": counts, "decisions": decisions}))
 
     def _pruned(self, ledger: Ledger) -> Ledger:
-        """Returns the ledger without versions that no roll-back leads to, and removes their files; keeps the latest."""
+        """Returns the ledger without old versions to which no roll-back leads, and removes their files. The latest
+        `MOST_UNUSED` such versions are kept.
+        """
         if ledger.settled == ledger.served:
             ledger = ledger.model_copy(update={"earlier": ledger.earlier[-MOST_EARLIER:]})
         kept, gone = {0, ledger.served, *ledger.way_back}, set[int]()
@@ -306,7 +315,9 @@ class HeadLedger:
         return ledger.model_copy(update={"versions": tuple(v for v in ledger.versions if v.number not in gone)})
 
     def _sweep(self) -> None:
-        """Removes files of versions that killed processes left half written; such a folder's lock is free."""
+        """Removes folders of versions that killed processes left half written, which are recognised because their locks
+        are free.
+        """
         for folder in (self.folder / HEADS).glob("new.*.tmp"):
             with ExitStack() as held:
                 try:
@@ -320,7 +331,9 @@ class HeadLedger:
         return locked(self.folder / LOCK_FILE)
 
     def _write(self, ledger: Ledger) -> None:
-        """Writes the copy first and then the file, because the copy is read only if the file is damaged."""
+        """Writes the copy first and then the file. The copy is read only if the file is damaged, and is then at least
+        as new as the file.
+        """
         text = ledger.model_dump_json(indent=1) + "\n"
         for name in (COPY_FILE, LEDGER_FILE):
             with replacing(self.folder / name) as temporary:

@@ -1,7 +1,8 @@
-"""Learner process: trains a head in spare time, tests candidates on recorded rounds, and promotes better candidates.
+"""Learner process: trains a head while the machine is not busy, tests candidates on recorded rounds, and promotes
+better candidates.
 
 The learner communicates through files alone: rounds come from a ring on disk, heads go to a ledger, and its status is a
-file. A learner that was killed, at any moment, continues from its last checkpoint when it is started again.
+file. A learner that was killed continues from its last checkpoint when it is started again.
 """
 
 import json
@@ -28,8 +29,8 @@ logger = logging.getLogger(__name__)
 CANDIDATE = "candidate"
 PAUSE_S = 1.0
 REPLACED_AFTER = 4
-"""A test without a verdict ends after this many times `candidate_steps` training steps, so that a newer candidate is
-tested.
+"""Maximum length of a test without a verdict, in multiples of `candidate_steps` training steps. Then the test ends, so
+that a newer candidate is tested.
 """
 
 
@@ -87,10 +88,11 @@ class Learner:
 
     @staticmethod
     def _goes_on_from(base: int, ledger: Ledger) -> bool:
-        """Whether training from a base version is still useful: the base is the served or the settled version.
+        """Whether training that started from a base version is still useful, which it is if the base is the served or
+        the settled version.
 
-        A served version that no drafter runs yet may still be refused, so training from the settled version before it
-        continues.
+        A served version that no drafter runs yet may still be refused, so training from the settled version continues
+        until a drafter runs the served version.
         """
         return base in (ledger.served, ledger.settled)
 
@@ -112,8 +114,8 @@ class Learner:
             self.trainer.refresh()
         except FloatingPointError as error:
             self._start_over(str(error))
-        # To use a share of a core, w CPU seconds are spread over w / share seconds of wall time, including time in
-        # which other processes had the core.
+        # To use only a share of a core, w CPU seconds are spread over w / share seconds of wall time. That time
+        # includes time in which other processes used the core.
         return max(0.0, (self._worked() - worked) / self.settings.core_share - (self._clock() - began))
 
     def _advance(self) -> None:
@@ -134,7 +136,9 @@ class Learner:
             del self.trainer.state.losses[:-100]
 
     def _is_settled(self) -> bool:
-        """Whether drafters run the served version, so that a verdict against it can be carried out."""
+        """Whether a drafter runs the served version. Only then can a candidate that was better than that version be
+        promoted.
+        """
         ledger = self.ledger.read()
         return ledger.settled == ledger.served
 
@@ -169,7 +173,9 @@ class Learner:
         self.trainer.save(self._base)
 
     def _restart(self) -> None:
-        """Starts from the served version and writes a checkpoint, so that a kill cannot restore discarded state."""
+        """Restarts training from the served version, and writes a checkpoint, so that discarded state does not come
+        back after a kill.
+        """
         self._base, folder = self._served_folder()
         logger.info("the learner starts from version %d", self._base)
         self.trainer.restart(folder)
@@ -177,7 +183,7 @@ class Learner:
         self._save()
 
     def _served_folder(self) -> tuple[int, Path]:
-        """Number and folder of the served version; refuses versions whose files are damaged."""
+        """Number and folder of the served version. Versions whose files are damaged are marked as refused."""
         while True:
             number = self.ledger.read().served
             try:
@@ -213,7 +219,9 @@ class Learner:
         if self.ledger.promote(number, why, over=self._test.against):
             logger.info("version %d of the head is promoted: %s", number, why)
             self._base = number
-        else:  # an operator promoted another version, or the version that the candidate was compared with is gone
+        else:
+            # The version with which the candidate was compared is no longer served, for example after a promotion by an
+            # operator.
             logger.info(
                 "version %d of the head is not promoted: it was tested against version %d, no longer served",
                 number,

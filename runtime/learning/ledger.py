@@ -10,7 +10,8 @@ LONGEST_WAY = 16
 State = Literal["configured", "waiting", "promoted", "rejected", "rolled_back", "refused"]
 """State of a version.
 
-`refused` means that its files cannot be served; `rejected` means that it was measured and not found better.
+`refused` means that the version's files cannot be served; `rejected` means that the version was measured and was not
+better.
 """
 
 
@@ -32,9 +33,9 @@ class HeadVersion(BaseModel):
     taken: bool = False
     """Whether a drafter has swapped its head to this version."""
     tries: int = 0
-    """Number of drafters that began to read the version; counted until a drafter has swapped to it."""
+    """Number of drafters that began to read the version, until the first drafter has swapped to it."""
     promotions: int = 0
-    """Number of promotions of the version; acceptance counts start anew at each promotion."""
+    """Number of promotions of the version; acceptance counts restart at 0 with each promotion."""
     digest: str = ""
     """SHA-256 of the version's files; empty for the configured head."""
 
@@ -62,12 +63,14 @@ class Ledger(BaseModel):
     previous: int | None = None
     """Version to which the next roll-back leads."""
     earlier: tuple[int, ...] = ()
-    """Versions to which the roll-backs after that lead; the last entry is the next target."""
+    """Targets of the roll-backs after the next one; the last entry is the first of these targets."""
     versions: tuple[HeadVersion, ...]
     counts: dict[str, int] = {}
     """Number of decisions, by state."""
     num_tests: int = 0
-    """Number of candidates compared with the served head so far; each further test is stricter."""
+    """Number of candidates that were compared with the served head so far; with each test, the next test becomes
+    stricter.
+    """
     decisions: tuple[Decision, ...] = ()
 
     def version(self, number: int) -> HeadVersion:
@@ -91,7 +94,7 @@ class Ledger(BaseModel):
 
     @property
     def way_back(self) -> tuple[int, ...]:
-        """Versions to which roll-backs lead; the last entry is the next target."""
+        """Versions to which roll-backs lead; the last entry is the target of the next roll-back."""
         return self.earlier if self.previous is None else (*self.earlier, self.previous)
 
     def promoted(self, number: int) -> "Ledger":
@@ -100,7 +103,9 @@ class Ledger(BaseModel):
         return self.updated(number, promotions=again)._serving(number, (*self.way_back, self.served)[-LONGEST_WAY:])
 
     def back(self) -> "Ledger":
-        """Returns a ledger that serves the previous version with its targets; the configured head has no target."""
+        """Returns a ledger that serves the previous version and has that version's roll-back targets; the configured
+        head has none.
+        """
         *way, served = self.way_back or (0,)
         return self._serving(served, tuple(way) or ((0,) if served else ()))
 

@@ -1,8 +1,8 @@
 """Shadow drafting: computes what a head would have drafted in the rounds of recorded requests.
 
 The verifier's text does not depend on the drafter, so the text of a recorded request determines which drafts would be
-accepted: a chain is accepted as far as it equals the text. Greedy chains stand for the drafts that are served, which
-may also be trees.
+accepted: a chain is accepted as far as it equals the text. Greedy chains are computed as a substitute for the drafts
+    that are served, which may also be trees.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,9 @@ MOST_TOKENS = 2048
 
 
 class Drafted(NamedTuple):
-    """Rounds of a head over one request, and the tokens that these rounds emit, by bucket of context length."""
+    """By bucket of context length: the number of rounds that a head needs for a request, and the number of tokens that
+    these rounds emit.
+    """
 
     rounds: dict[int, int]
     tokens: dict[int, int]

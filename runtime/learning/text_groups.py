@@ -1,4 +1,4 @@
-"""Groups similar requests, because the quality of a head's drafts depends on the kind of text.
+"""Divides requests into groups with similar texts, because the quality of a head's drafts depends on the kind of text.
 
 The groups are formed by spherical k-means of token histograms, from the texts' tokens alone and before any head drafts
 for the texts.
@@ -11,8 +11,8 @@ WIDTH = 1024
 """Number of entries of a histogram; token ids are counted modulo this number."""
 MOST_GROUPS = 4
 LEAST_TEXTS, LEAST_SHARE = 12, 0.07
-"""Minimum number of texts, and minimum share of all texts, of a group that is judged; texts of smaller groups belong
-to no group.
+"""Minimum number of texts, and minimum share of all texts, that a group must have to be judged. Texts of smaller groups
+count as texts without a group.
 """
 _RESTARTS, _ROUNDS = 8, 20
 
@@ -48,7 +48,7 @@ class TextGroups:
         least = min(max(LEAST_TEXTS, LEAST_SHARE * self.num_texts), max(sizes))
         judged = [centre for centre, size in enumerate(sizes) if size >= least]
         self._group_of = {centre: group for group, centre in enumerate(judged)}
-        """Number of the judged group, by index of the centre; groups that are not judged are left out."""
+        """Number of the judged group, by index of its centre; centres of groups that are not judged are left out."""
 
     @property
     def count(self) -> int:
@@ -67,6 +67,6 @@ class TextGroups:
         for _ in range(_ROUNDS):
             members = (histograms @ centres.T).argmax(1)
             sums = torch.zeros_like(centres).index_add_(0, members, histograms)
-            # A centre without members stays where it is.
+            # A centre to which no text belongs is not moved.
             centres = torch.where(sums.any(1, keepdim=True), torch.nn.functional.normalize(sums, dim=1), centres)
         return centres

@@ -54,9 +54,13 @@ class OnlineTrainer:
         self.held: RecordingReader | None = None
         there = read_shapes(settings.configured_head)
         self._own = {part for part in _LENT if any(name.endswith(part) for name in there)}
-        """Matrices that this head's files contain although files of its family usually leave them to the verifier."""
+        """Matrices that the files of this head contain, although files of its family usually omit them because they
+        equal the verifier's.
+        """
         self.pace = 1.0
-        """Factor of the learning rate: large steps improve an untrained head, but worsen a well-trained head."""
+        """Factor of the learning rate. The factor is adapted because large steps improve an untrained head, but worsen
+        a well-trained head.
+        """
         self._start(settings.configured_head)
         self.chain = self.family.chain(self.config)
 
@@ -79,7 +83,7 @@ class OnlineTrainer:
         return [(name, part) for name, part in self.head.named_parameters() if part.requires_grad]
 
     def restart(self, folder: Path) -> None:
-        """Restarts training from another head and discards all progress."""
+        """Restarts training from the head in `folder`, and discards all progress."""
         self._start(folder)
 
     def change_pace(self, better: bool) -> None:
@@ -97,7 +101,7 @@ class OnlineTrainer:
         try:
             own = self.state.load(path, self.config, _CPU)
             self.pace, self._average, base = own["pace"], own["average"], own["base"]
-        # any exception: a checkpoint that another version of the program wrote is dropped with its progress
+        # any exception is caught; a checkpoint that another version of Wingbeat wrote is discarded with its progress
         except Exception:
             path.unlink(missing_ok=True)
             raise
@@ -117,7 +121,7 @@ class OnlineTrainer:
         folder = self.settings.rounds / TRAIN
         try:
             return RecordedSource(self.config, folder, self.settings.verifier, self.head.tap_layers, _CPU, True)
-        except RecordingError:  # there are no shards, or a shard was removed between two looks
+        except RecordingError:  # there are no shards, or a shard was removed while the folder was read
             return None
 
     def _open_held(self) -> RecordingReader | None:

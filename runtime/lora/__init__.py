@@ -1,1 +1,1 @@
-"""LoRA adapters: files, and the adapters that an engine holds."""
+"""LoRA adapters: their files, and the adapters that are loaded in an engine."""

@@ -1,7 +1,8 @@
 """LoRA adapters on the linear layers of a loaded model; each row of a batch can have another adapter.
 
-The base model's weights stay unchanged. If a fused layer computes several products of one input together, their
-adapters are stacked and applied together; a linear layer that runs by itself reads only its part of the stack.
+The base model's weights stay unchanged. If a fused layer computes several linear layers with the same input as one
+matrix product, their adapters are stacked and applied together. A linear layer that runs by itself reads only its part
+of the stack.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,9 @@ JOINED = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-"""Linear layers whose products a swapped layer computes together, in the order of the parts of `StackedAdapters`."""
+"""Groups of linear layers that a swapped layer computes as one matrix product, in the order of the parts of
+`StackedAdapters`.
+"""
 _NUM_ROWS = 7
 
 
@@ -40,10 +43,10 @@ class _Place(NamedTuple):
 
 
 class ModelAdapters(AdapterPlaces):
-    """Adapters of a model, with room for `max_loras` of them on the model's device.
+    """Adapters of a model. Memory for `max_loras` adapters is allocated on the model's device.
 
     Args:
-        model: the model, otherwise ready to run; the classes of its linear layers are changed.
+        model: the model, already prepared for serving; the classes of its linear layers are changed.
         layers: the decoder layers; only these may have adapters.
         max_loras: number of adapters held at once.
         max_rank: maximum rank of an adapter.
@@ -115,7 +118,7 @@ def _has_fused_attention(layer: nn.Module) -> bool:
 
 
 def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
-    """Makes a swapped layer add the adapters to its products."""
+    """Makes a swapped layer add the adapters to its matrix products."""
     fused = layer.self_attn if _has_fused_attention(layer) else layer
     if isinstance(fused, FusedLayer | FusedAttention):
         fused.add_by(partial(_add, stacks))
@@ -130,7 +133,9 @@ def _add(stacks: tuple[StackedAdapters, ...], out: Tensor, x: Tensor, product: i
 
 @torch.inference_mode()
 def linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn.Module]:
-    """Returns the linear layers that process every row of a batch once, in order; layers of experts do not."""
+    """Returns the linear layers that process each row of a batch exactly once, in the order of the rows. Linear layers
+    of experts are not among them.
+    """
     calls: dict[nn.Module, list[torch.Size]] = {}
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -160,7 +165,9 @@ class _Adapters(NamedTuple):
 
 
 class AdaptedLinear(nn.Module):
-    """A forward put before that of an adapted linear layer's class; adds the products of each row's adapter."""
+    """Base class, put before an adapted linear layer's class, whose forward method adds the output of each row's
+    adapter.
+    """
 
     _adapters: _Adapters | None = None
 
@@ -178,7 +185,7 @@ class AdaptedLinear(nn.Module):
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        # The adapters are left out, because a copied layer has no adapters.
+        # A copy omits the adapters, because a copied layer has none.
         return {name: value for name, value in super().__getstate__().items() if name != "_adapters"}
 
 

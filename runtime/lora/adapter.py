@@ -20,7 +20,7 @@ class LinearShape(NamedTuple):
 
 
 class LinearAdapter(NamedTuple):
-    """Effect of an adapter on one linear layer: x a^T b^T is added to the layer's output for x."""
+    """Matrices of an adapter for one linear layer; x a^T b^T is added to the layer's output for input x."""
 
     a: "Tensor"
     """float32 [rank, inputs]"""

@@ -1,4 +1,6 @@
-"""Reads peft's `adapter_config.json` of a LoRA adapter; refuses unsupported fields and names them in the error."""
+"""Reads peft's `adapter_config.json` of a LoRA adapter. For an unsupported field, an error is raised that names the
+field.
+"""
 
 import json
 import math
@@ -18,7 +20,7 @@ _HARMLESS = frozenset(
         *("lora_ga_config", "ensure_weight_tying", "runtime_config"),
     }
 )
-"""Fields about how an adapter was created or where it comes from; they do not change the meaning of its tensors."""
+"""Fields that state how an adapter was created or where it comes from, and do not change the meaning of its tensors."""
 _STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
 """Values of `init_lora_weights` that leave the base model's weights unchanged."""
 
@@ -68,7 +70,7 @@ class AdapterConfig(BaseModel):
         if not (self.target_modules == ALL_LINEAR or _is_named(self.target_modules, module)):
             return False
         chosen = self.layers_to_transform
-        # peft checks the layer number only if the target modules are given as a list.
+        # The layer number is checked only if the target modules are a list, as in peft.
         if chosen in (None, []) or isinstance(self.target_modules, str):
             return True
         patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern or [r"[^.]*"]

@@ -1,4 +1,6 @@
-"""Reads a LoRA adapter's tensors from safetensors, and checks each against its linear layer."""
+"""Reads a LoRA adapter's tensors from safetensors files, and compares each tensor's shape with that of its linear
+layer.
+"""
 
 import hashlib
 import re
@@ -74,7 +76,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _by_module(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
-    """Maps each module path to a map from the matrix ("A" or "B") to its tensor name."""
+    """Returns, for each module path, the tensor names by matrix ("A" or "B")."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         match = _NAME.fullmatch(name)
@@ -117,7 +119,9 @@ def _check(
 def _check_all_there(
     folder: Path, config: "AdapterConfig", linears: Mapping[str, LinearShape], found: Mapping[str, object]
 ) -> None:
-    """Refuses an incomplete file: peft ignores missing tensors, so only a part of the adapter would have an effect."""
+    """Raises an error for an incomplete file. peft ignores missing tensors, so that only a part of the adapter would
+    have an effect.
+    """
     lacking = [module for module in linears if module not in found and config.targets(module)]
     if lacking:
         more = f" and for {len(lacking) - 1} more" if len(lacking) > 1 else ""

@@ -1,4 +1,6 @@
-"""Slots for LoRA adapters on a model's linear layers, whatever computes these layers: loads files into slots."""
+"""Slots for LoRA adapters on a model's linear layers, and loading of files into slots. The code is common to all
+backends.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -84,7 +86,9 @@ class Adapters(Feature):
     def __init__(self, adapters: AdapterPlaces, slots: SlotState) -> None:
         self.adapters = adapters
         self._ids = torch.zeros(slots.spare + 1, dtype=torch.int64, device=slots.device)
-        """Adapter id by slot; not written before a sequence has an adapter."""
+        """Adapter id of the sequence in each slot. Nothing is written to this tensor before the first sequence with an
+        adapter.
+        """
         self._any = False
 
     def admit(self, seq: Sequence) -> None:
@@ -101,7 +105,7 @@ class Adapters(Feature):
 
     @contextmanager
     def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
-        """See `Feature.entered`; sets the rows for linear layers that run by themselves."""
+        """See `Feature.entered`; sets the adapter rows that linear layers read which run by themselves."""
         self.adapters.rows = column
         try:
             yield

@@ -1,7 +1,7 @@
-"""Tracks which adapters an engine holds: a bounded number, with least-recently-used eviction; uses no tensors.
+"""Tracks which adapters are loaded in an engine; their number is limited. Uses no tensors.
 
-Adapters of running sequences stay. Other adapters may be evicted; an evicted adapter is read again when a request needs
-it.
+Adapters of running sequences stay loaded. Of the other adapters, the least recently used is evicted if a slot is
+needed; an evicted adapter is read again when a request needs it.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ class _Resident:
     adapter_id: int
     num_users: int = 0
     unwanted: bool = False
-    """Whether to drop the adapter when no sequence uses it any more."""
+    """Whether to unload the adapter as soon as no sequence uses it any more."""
 
 
 class ResidentAdapters:
@@ -50,7 +50,8 @@ class ResidentAdapters:
         return request.variant is None or self.has_place(request.variant)
 
     def acquire(self, adapter: Variant) -> int | None:
-        """Returns an adapter's slot for one more user, reading its files if necessary; None if all slots are in use.
+        """Returns an adapter's slot for one more user. Reads the adapter's files if it is not loaded. Returns None if
+        it is not loaded and all slots are in use.
 
         Raises:
             AdapterError: the adapter's files have changed and cannot be served.

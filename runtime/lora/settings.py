@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 MOST_LORAS = MOST_RANK = 2**12
-"""Upper bounds of both settings; only typing errors exceed them."""
+"""Upper bounds of both settings. They serve to detect typing errors; no sensible value is above them."""
 RANK = 16
 ENGINE_SETTINGS = {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
 """`max_loras`: number of adapters held at once, any of which each row of a batch may use; 0 serves no adapters.
@@ -16,7 +16,7 @@ ENGINE_SETTINGS = {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
 
 
 def check_limits(config: "EngineConfig") -> None:
-    """Raises ValueError, naming field and value, if a setting is out of range."""
+    """Raises ValueError if a setting is out of range; the message names field and value."""
     for name, most in (("max_loras", MOST_LORAS), ("max_lora_rank", MOST_RANK)):
         if getattr(config, name) > most:
             raise ValueError(f"{name} is {getattr(config, name)}: use at most {most}")

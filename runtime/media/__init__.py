@@ -1,1 +1,1 @@
-"""Images and audio: from the processor's arrays to embeddings in the rows of a prompt."""
+"""Images and audio in prompts: converts the processor's arrays to embeddings of the prompt's rows."""

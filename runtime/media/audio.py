@@ -16,7 +16,7 @@ _CONVOLVED = 2
 
 
 def _family(mask: str, pooled: int, **fields: Any) -> MediaFamily:
-    """Family with a Whisper encoder, in which `pooled` positions become one token.
+    """Returns a family with a Whisper encoder, in which `pooled` encoder positions become one token.
 
     Args:
         mask: the encoder's input name of the frame mask: int [num_windows, frames per window].

@@ -28,8 +28,7 @@ class MediaFeatures(NamedTuple):
     embeddings: Tensor
     """Embeddings [length, hidden_size] that replace those of the placeholder tokens."""
     deep: tuple[Tensor, ...] = ()
-    """For each layer from the first on, features [length, hidden_size] that are added to the layer's output
-    (DeepStack).
+    """Features [length, hidden_size] for each of the first layers, which are added to the layer's output (DeepStack).
     """
 
     @property
@@ -60,7 +59,9 @@ class MediaEncoder(ABC):
         self.max_bytes = max_bytes
         self.figures = EncoderFigures()
         self.device_clock = DeviceClock(device)
-        """Device seconds of the stage `encoder`; the verifier's stage `prefill` or `verify` includes them."""
+        """Clock of the encoder's device seconds, stage `encoder`. The verifier's stage `prefill` or `verify` includes
+        these seconds.
+        """
         self._known: OrderedDict[bytes, MediaFeatures] = OrderedDict()
 
     def check(self, medium: MediaInput) -> None:
@@ -75,7 +76,7 @@ class MediaEncoder(ABC):
         """Returns features by digest, from the cache or by encoding.
 
         Args:
-            counted: whether cached media count as hits.
+            counted: whether media that are found in the cache count as hits.
 
         Raises:
             ValueError: for a medium, the encoder's number of embeddings differs from the number of the medium's tokens.
@@ -115,7 +116,7 @@ class MediaEncoder(ABC):
 
 
 class ModelEncoder(MediaEncoder):
-    """A model's own encoder.
+    """The vision or audio encoder that is part of a model.
 
     Args:
         model: the model in its final form; its language model may use another attention function than the encoder.
@@ -129,7 +130,8 @@ class ModelEncoder(MediaEncoder):
     @torch.inference_mode()
     def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
         for tower in self.towers:
-            # a change of the language model's attention function also changes this one
+            # restores the encoder's attention function, which a change of the language model's attention function also
+            # changes
             if tower.config._attn_implementation != _ATTENTION:
                 tower.set_attn_implementation(_ATTENTION)
         embedding = self._model.get_input_embeddings().weight
@@ -144,7 +146,7 @@ class ModelEncoder(MediaEncoder):
         if isinstance(parts, Tensor) and parts.dim() == 2:
             parts = parts.split([one.length for one in media])
         deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(media)
-        # The parts are cloned, because views would keep the whole tensor in memory.
+        # The parts are cloned, because a cached view would keep the tensor of all media in memory.
         return [
             MediaFeatures(
                 part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers)

@@ -1,6 +1,6 @@
 """The media that a model supports, according to its configuration.
 
-This module needs only a configuration, so that routers, which have no weights, can use it.
+This module needs only a configuration, so that routers, which have no weights, can also use it.
 """
 
 from typing import Any

@@ -24,24 +24,28 @@ class MediaFamily:
     num_tokens: Callable[[Any, Mapping[str, np.ndarray]], int]
     """Function (config, arrays of one medium) -> number of the medium's placeholder tokens."""
     example: Callable[[Any, int, int], dict[str, np.ndarray]]
-    """Function (config, rows, columns) -> arrays of a noise medium, as the processor would return them; the medium
-    has rows * columns tokens if the family allows any size.
+    """Function (config, rows, columns) -> arrays of a medium of random noise, in the form in which the processor
+    returns arrays. The medium has rows * columns tokens, if the family allows media of any size.
     """
     kind: str = IMAGE
     features: Callable[[Any, dict[str, Any]], Any] | None = None
     """Function (model, inputs as tensors) -> embeddings [num_tokens, hidden_size], for models without such a method."""
     windows: bool = True
-    """Whether a sound longer than the encoder's window is split into windows; if False, longer sounds are refused."""
+    """Whether a sound longer than the encoder's window is split into windows; if False, an error is raised for longer
+    sounds.
+    """
     marks: str | None = None
     """Argument of transformers' forward that marks the tokens of images; None if there is no such argument."""
     sees_whole_images: bool = False
     """Whether an image's tokens attend to each other in both directions."""
     rotates_in_grids: bool = False
-    """Whether image tokens have RoPE positions by row and column (M-RoPE), so that the positions of the text after
-    an image are as if the image were shorter.
+    """Whether image tokens have RoPE positions by row and column (M-RoPE), so that the text after an image continues at
+    a lower RoPE position than its position in the sequence.
     """
     surrounded: bool = False
-    """Whether the text has one mark per image, which is replaced by the image's tokens between two boundary tokens."""
+    """Whether the text contains one mark per image, which is replaced by a boundary token, the image's tokens and
+    another boundary token.
+    """
 
     def encode(self, model: Any, tensors: dict[str, Any]) -> Any:
         """Encodes inputs with a transformers model; returns embeddings, or an output object that contains them."""

@@ -8,7 +8,7 @@ import numpy as np
 from wingbeat.runtime.media.family import MediaFamily
 
 TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""LLaVA's vision towers, each with its number of tokens that are not patches."""
+"""Vision encoders of LLaVA models, each with the number of its output tokens that are not patches."""
 
 
 def _llava_tokens(config: Any, arrays: Mapping[str, np.ndarray]) -> int:

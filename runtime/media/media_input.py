@@ -15,7 +15,7 @@ else:
 IMAGE, AUDIO = "image", "audio"
 """Names of the kinds of media."""
 ARE = {IMAGE: "images are", AUDIO: "audio is"}
-"""For each kind, the words with which error messages begin."""
+"""For each kind of media, the words with which error messages begin."""
 SERVED = "served"
 """Value of `LoadedModel.takes` for a supported kind of media."""
 _WORD = 8
@@ -79,7 +79,7 @@ class MediaInput(NamedTuple):
         return {name: getattr(self, name) for name in ("start", "length", "grid", "kind", "whole")} | {"arrays": arrays}
 
     def __eq__(self, other: object) -> bool:
-        # Arrays are compared by their digest, which is one of the fields.
+        # Arrays are compared by the field `digest` alone.
         mine = self._replace(arrays={})
         return isinstance(other, MediaInput) and tuple(mine) == tuple(other._replace(arrays={}))
 
@@ -98,7 +98,7 @@ class MediaInput(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """Offset from the positions of the text after this medium to its RoPE positions; at most 0."""
+        """RoPE position minus position of the text after this medium; at most 0."""
         return 0 if self.grid is None else max(self.grid) - self.length
 
     def ids(self) -> list[int]:
@@ -108,5 +108,5 @@ class MediaInput(NamedTuple):
 
 
 def position_delta(media: tuple[MediaInput, ...]) -> int:
-    """Returns the offset from positions to RoPE positions after all media."""
+    """Returns RoPE position minus position of the text after all media."""
     return sum(one.shift for one in media)

@@ -17,7 +17,7 @@ read_span = MediaInput.of_fields
 def open_trial(
     model: "PreTrainedModel", texts: "list[TrialText]", whole: bool, refused: Mapping[str, str]
 ) -> "MediaTrial | None":
-    """Returns the test of a model's media; None for a text model."""
+    """Returns the test of a model's media; None for a model without media."""
     if all(getattr(model.config, tower, None) is None for tower in ("vision_config", "audio_config")):
         return None
     from wingbeat.runtime.media.trial import media_trial

@@ -8,8 +8,8 @@ from wingbeat.runtime.media.media_input import MediaInput
 def rotations(images: tuple[MediaInput, ...], begin: int, end: int) -> np.ndarray:
     """Returns the RoPE positions of tokens `begin` to `end` of a sequence: int64 [3, end - begin].
 
-    A text token has the same number three times. An image token has its row and column, counted from the image's start;
-    the text after the image continues after the larger of its numbers of rows and columns.
+    A text token has the same number on all three axes. An image token has its row and its column, both counted from the
+    RoPE position at which the image starts. The text after an image starts max(rows, columns) after the image's start.
 
     Args:
         images: the images with their grids, in the order of their tokens.

@@ -28,7 +28,7 @@ class MediaProcessor(ABC):
     Args:
         processor: an image processor or audio feature extractor.
         config: config of the whole model.
-        names: by token id, the tokenizer's spelling of the placeholder and boundary tokens.
+        names: texts of the placeholder and boundary tokens in the tokenizer, by token id.
     """
 
     def __init__(self, processor: Any, config: Any, family: MediaFamily, names: dict[int, str]) -> None:
@@ -50,7 +50,7 @@ class MediaProcessor(ABC):
         """
 
     def expand(self, text: str, media: Sequence[ReadMedia]) -> str:
-        """Replaces each mark in a prompt by as many placeholder tokens as the mark's medium has.
+        """Replaces each mark in a prompt with the placeholder tokens of its medium, one for each token of the medium.
 
         Raises:
             ValueError: the number of marks differs from the number of media, for example because a user's text contains
@@ -67,7 +67,8 @@ class MediaProcessor(ABC):
         return "".join(written)
 
     def place(self, token_ids: Sequence[int], media: Sequence[ReadMedia]) -> tuple[MediaInput, ...]:
-        """Finds the positions of the media in the tokens of an expanded prompt.
+        """Finds the media's placeholder tokens in the tokens of an expanded prompt, and returns the media with their
+        positions.
 
         Raises:
             ValueError: a medium's placeholder tokens are missing.
@@ -87,7 +88,7 @@ class MediaProcessor(ABC):
 
 
 class ImageProcessor(MediaProcessor):
-    """Processor of images; its only additional requirement is Pillow."""
+    """Processor of images; requires Pillow."""
 
     def read(self, decoded: Any) -> ReadMedia:
         """Processes an RGB Pillow image; see `MediaProcessor.read`."""
@@ -151,7 +152,8 @@ def load_processor(folder: Path, tokenizer: Any, kind: str) -> MediaProcessor:
     except ImportError as error:
         raise MediaNotServed("images need Pillow, which is in the extra wingbeat[images]") from error
     except Exception as error:
-        # As with tokenizers, damaged or missing files can raise nearly any exception.
+        # All exceptions are caught, because transformers raises many classes of exceptions for damaged or missing
+        # files.
         reason = " ".join(str(error).split())[:200]
         raise MediaNotServed(f"{ARE[kind]} not served: no processor of {kind} in {folder}: {reason}") from error
     ids = [family.token_id(config)]

@@ -1,4 +1,6 @@
-"""Rows of a round with images or audio: their embeddings, the attention between their tokens, and RoPE positions."""
+"""Rows of a round that belong to images or audio: the rows' embeddings, the attention between the rows, and their RoPE
+positions.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +38,7 @@ class MediaRows(NamedTuple):
     embeddings: Tensor
     """Embeddings of these rows, [num_media_rows, hidden_size]."""
     deep: tuple[Tensor, ...] = ()
-    """`MediaFeatures.deep` of these rows."""
+    """`MediaFeatures.deep`, restricted to these rows."""
 
 
 class MediaPart(SpanReader):
@@ -44,7 +46,7 @@ class MediaPart(SpanReader):
 
     Args:
         config: config of the whole model.
-        loaded: the verifier; its attribute `model` is None if a compiled engine runs the verifier.
+        loaded: the verifier; its attribute `model` is None if the verifier runs as a TensorRT engine.
     """
 
     name = "media"
@@ -115,7 +117,9 @@ def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
 
 
 class Media(Feature):
-    """Media in prompts: replaces embeddings, sets which tokens see each other, and sets their RoPE positions."""
+    """Feature for media in prompts: replaces the embeddings of media tokens, determines which of these tokens see each
+    other, and sets RoPE positions.
+    """
 
     kind = MediaRows
 
@@ -123,7 +127,7 @@ class Media(Feature):
         self.part, self.slots = part, slots
         self.model, self.decoder_layers = model, tuple(decoder_layers)
         self._moved: dict[int, int] = {}
-        """By slot, the entries of `SlotState.position_deltas` that are not 0."""
+        """The entries of `SlotState.position_deltas` that are not 0, by slot."""
 
     def admit(self, seq: Scheduled) -> None:
         """See `Feature.admit`."""

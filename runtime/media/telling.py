@@ -12,10 +12,10 @@ from wingbeat.runtime.protocol.transfer import copy_into, upload
 
 
 def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
-    """Fills in `Outcome.inputs` if the channel has room for them; see `TellInputs`.
+    """Writes `Outcome.inputs` if the channel has memory for inputs; see `TellInputs`.
 
-    A pair at position i holds the token at i + 1, so the range of tokens that a chunk's pairs hold begins and ends one
-    token later than the chunk.
+    A pair at position i contains the token at i + 1. The tokens of a chunk's pairs are therefore the range that begins
+    and ends one token later than the chunk.
     """
     within = [_within(chunk) for chunk in chunks]
     before = any(chunk.spans and chunk.start + 1 < chunk.spans[-1].end for chunk in chunks)

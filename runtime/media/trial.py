@@ -1,6 +1,7 @@
-"""Tests whether a model computes correct logits with media: texts with noise media are compared with generate().
+"""Tests whether a model computes correct logits with media.
 
-The model is served for text even if the test fails.
+The logits for texts with media of random noise are compared with those of transformers' generate(). If the test fails,
+the model is still served for text.
 """
 
 import logging
@@ -41,15 +42,15 @@ class MediaTrial:
     """Reference logits for the kinds of media for which a model has an encoder."""
 
     refusals: dict[str, str] = field(default_factory=dict)
-    """By kind, the reason why media cannot be served, if it is known before the test."""
+    """By kind of media: the reason why the kind cannot be served, if this is known before the test."""
     family: MediaFamily | None = None
     references: tuple[Reference, ...] = ()
 
     def serve(self, loaded: LoadedModel) -> dict[str, str]:
-        """Enables a prepared model's media if its logits match the references.
+        """Enables each kind of media with which a prepared model's logits match the references.
 
         Returns:
-            By kind of media: the reason why it is not served.
+            For each kind of media that is not served, the reason.
         """
         loaded.takes |= self.refusals
         if self.family is None:

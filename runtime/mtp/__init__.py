@@ -1,1 +1,1 @@
-"""Multi-token-prediction (MTP) modules in a verifier's own checkpoint: tensor names, weights, drafting."""
+"""Multi-token-prediction (MTP) modules that a verifier's checkpoint contains: tensor names, weights, drafting."""

@@ -58,8 +58,8 @@ class MtpDrafter(StagedDrafter):
         device, dtype = modules.device, modules.dtype
         growth = Growth(speculation, torch.arange(len(modules.items[0].head), device=device))
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
-        # A module's outputs at committed rows are stored, because they are the next module's inputs, even after a
-        # prefix that another sequence ran.
+        # A module's outputs at committed rows are stored per block, because they are the next module's inputs. They are
+        # therefore also available after a prefix that another sequence ran.
         extra_sizes = (self.taps_size,) * (self.num_modules - 1)
         pool = DraftPool(modules.layers, num_drafted, dtype, device, extra_sizes)
         super().__init__(speculation, pool, growth, graph_device)
@@ -77,7 +77,7 @@ class MtpDrafter(StagedDrafter):
         self._hidden = grown(self._hidden, (num_rows, self.taps_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Runs every module over the chunks; tensor shapes depend on the data, so this is not captured."""
+        """Runs all modules over the chunks. The tensors' shapes depend on the data, so this is not captured."""
         spans: list[_Span] = []
         chunks, tokens, given = self.pool.chunks(batch), batch.chunk_next_token_ids, batch.chunk_inputs
         rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
@@ -97,11 +97,11 @@ class MtpDrafter(StagedDrafter):
                 self._run_spans(index, now)
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Runs every module over decoded tokens."""
+        """Runs all modules over decoded tokens."""
         positions, counted = rows.spread()
         last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
-        # The start of a decode is known only on the device. The host passes num_modules instead, with which no column
-        # is cut.
+        # The start of a decode is known only on the device. The host passes num_modules as lower bound, with which no
+        # column is cut.
         start, taps = self.num_modules, rows.taps.to(self.dtype)
         tokens, turned = rows.token_ids, rows.rotated(positions)
         span = _Span(rows.positions, start, tokens, turned, taps, counted, block_tables[rows.slots], last)
@@ -109,7 +109,9 @@ class MtpDrafter(StagedDrafter):
             self._run_spans(index, [span])
 
     def _run_spans(self, index: int, spans: list["_Span"]) -> None:
-        """Runs one module over the committed tokens of all spans; stores every row's key before any key is read."""
+        """Runs one module over the committed tokens of all spans. The keys of all rows are stored before any key is
+        read.
+        """
         segments, mappings, hidden, begin = [], [], [], 0
         for span in spans:
             rows = span.positions - index
@@ -118,7 +120,8 @@ class MtpDrafter(StagedDrafter):
             segments.append(self.pool.causal_segment(begin, rows, num_context, span.tables))
             mappings.append(slot_mapping(span.tables, rows, self.pool.block_size, counted).flatten())
             inputs = span.taps if index == 0 else self.stored(index - 1, span.tables, rows)
-            # Padding rows must be finite, because their keys are stored where masked rows read.
+            # Padding rows must contain finite values, because their keys are stored in block 0, which attention may
+            # read for masked keys.
             hidden.append(torch.where(counted[..., None], inputs, 0).flatten(0, 1))
             begin += rows.numel()
         tokens = torch.cat([span.tokens.flatten(0, 1) for span in spans])
@@ -154,7 +157,9 @@ class _Span(NamedTuple):
     starts: Tensor
     """int64 [num_reqs]: position of each row's first column."""
     host_start: int
-    """Lower bound of `starts` that the host knows, for cutting columns; num_modules if no column may be cut."""
+    """Lower bound of `starts` on the host, from which the columns to cut are computed; num_modules if no column may be
+    cut.
+    """
     tokens: Tensor
     """int64 [num_reqs, width]: the token after each position; or embeddings [num_reqs, width, hidden_size]."""
     rotated: Tensor
@@ -178,7 +183,7 @@ class _Span(NamedTuple):
         return self.starts[:, None] + torch.arange(self.width, device=self.starts.device)
 
     def after(self, count: int) -> "_Span":
-        """The span without its first `count` columns, because a later module has no rows for them."""
+        """The span without its first `count` columns, for a later module that has no rows for these columns."""
         if not count:
             return self
         tokens, taps, counted = (part[:, count:] for part in (self.tokens, self.taps, self.counted))
@@ -203,7 +208,9 @@ class _Drafting:
         self.roots, self.lens = roots, roots.positions[0]
         self.levels: list[Level] = []
         self.out = hidden
-        """Latest outputs [num_reqs, num_nodes, hidden_size]: at the committed row, later at the nodes that ran last."""
+        """Latest outputs [num_reqs, num_nodes, hidden_size]: at first those at the committed row, later those of the
+        nodes that ran last.
+        """
 
     def expand(self, level: Level) -> Tensor:
         """See `wingbeat.runtime.drafters.growth.Expand`."""
@@ -217,7 +224,9 @@ class _Drafting:
         return self.drafter.modules.items[index].logits(self.out[:, -self.width :])
 
     def _inputs_of_all(self, index: int) -> Tensor:
-        """The previous module's outputs at the parents of all nodes so far; the root's row is a committed row."""
+        """The previous module's outputs at the parents of all nodes drafted so far. For the first level, the parent's
+        row is a committed row.
+        """
         first = self.levels[0]
         if index == 1:
             return self.out.expand(-1, first.token_ids.shape[1], -1)
@@ -258,7 +267,8 @@ class _Drafting:
         visible = torch.cat([F.pad(part, (0, size - part.shape[2])) for part in parts], dim=1)
         if index < 2:
             return visible
-        # If the module needs more tokens than are committed, the first levels have no rows that others may see.
+        # If the module needs more tokens than are committed, the first levels have negative row numbers, and other rows
+        # must not see them.
         real = self.lens[:, None] - 1 - index + torch.arange(size, device=self.lens.device) // self.width >= 0
         itself = torch.eye(size, dtype=torch.bool, device=self.lens.device)[-visible.shape[1] :]
         return visible & (real[:, None] | itself)

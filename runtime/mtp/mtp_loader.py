@@ -1,7 +1,7 @@
 """Loads the MTP modules in a verifier's checkpoint.
 
-`mtp_names` defines the layouts. A module without an embedding or output matrix uses the verifier's. Missing, unexpected
-and mis-shaped tensors are errors.
+`mtp_names` defines the layouts. A module without an embedding or output matrix uses that of the verifier. Missing,
+unexpected and mis-shaped tensors raise errors.
 """
 
 import logging
@@ -76,7 +76,7 @@ def load_mtp_modules(
 
 
 def why_no_modules(target: TargetDescription) -> str:
-    """A line with the reason why a checkpoint has no readable modules."""
+    """A line of text with the reason why a checkpoint has no readable modules."""
     return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"
 
 
@@ -87,7 +87,7 @@ def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
-    """Raises CheckpointError unless modules are configured like the verifier's last layer, whose class they use."""
+    """Raises CheckpointError unless modules have the same config as the verifier's last layer, whose class they use."""
     for own, main in (("mtp_layer_types", "layer_types"), ("mtp_mlp_layer_types", "mlp_layer_types")):
         stated, last = getattr(config, own, None), (getattr(config, main, None) or [None])[-1]
         if stated is not None and set(stated[:count]) != {last}:
@@ -95,7 +95,7 @@ def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
 
 
 def _module_tensors(target: TargetDescription, index: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors of a module by their names in `MtpModule`; experts are stacked as transformers stacks them."""
+    """Tensors of a module by their names in `MtpModule`. The experts' matrices are stacked as in transformers."""
     files = target.tensor_files
     prefix = prefix_of_module(files, target.num_layers + index)
     parts: dict[str, dict[str, Path]] = {}
@@ -180,7 +180,7 @@ def _assign(
 
 
 def _place(modules: MtpModules, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Moves all tensors to the device; tensors that modules share stay shared."""
+    """Moves all tensors to the device. Tensors that several modules share stay shared."""
     moved: dict[int, Tensor] = {}
     for module in modules.items:
         for name in ("embedding", "head"):

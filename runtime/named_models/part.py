@@ -1,4 +1,4 @@
-"""Registers short names of published models; imports the download code on use."""
+"""Registers short names of published models; the download code is imported on first use."""
 
 named_model = "wingbeat.runtime.named_models.table:named_model"
 folder_of = "wingbeat.runtime.named_models.fetch:folder_of"

@@ -19,7 +19,7 @@ SCORE_BY_MATCH = -0.5
 
 
 class NgramDrafter(Drafter):
-    """Drafts chains copied from the sequence's own history."""
+    """Drafts chains of tokens that are copied from the sequence's history."""
 
     def __init__(self, speculation: SpeculationConfig, window: LookupWindow = LookupWindow()) -> None:
         self.window = window
@@ -30,7 +30,7 @@ class NgramDrafter(Drafter):
         """Does nothing, because this drafter stores no state; see `Drafter.resize`."""
 
     def commit(self, batch: DraftBatch) -> None:
-        """Does nothing: drafts use only the token history in the channel; see `Drafter.commit`."""
+        """Does nothing, because drafts use only the token history in the channel; see `Drafter.commit`."""
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Chains of the tokens after each sequence's latest match; bare roots for sequences without a match."""
@@ -54,7 +54,8 @@ class NgramDrafter(Drafter):
         )
 
     def _latest_match(self, history: Tensor, lens: Tensor) -> Tensor:
-        """int64 [num_reqs]: position after the latest earlier occurrence of the longest suffix that occurs earlier.
+        """int64 [num_reqs]: of the longest suffix of each history that also occurs earlier in it, the position after
+        the latest earlier occurrence.
 
         The position is 0 if no suffix occurs earlier.
         """

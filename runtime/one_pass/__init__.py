@@ -1,1 +1,1 @@
-"""Heads that draft a block of tokens in one pass: families, checkpoint files, mathematics and drafters."""
+"""Heads that draft a block of tokens in one pass: families, checkpoint files, forward passes and drafters."""

@@ -1,9 +1,9 @@
 """The layers of DFlash and its successors: a block of masked slots that attends to keys and values computed from taps.
 
 Committed positions have no residual stream: c = hidden_norm(fc(taps)) gives the keys and values of a position in every
-layer, without the layer's input norm. The slots pass through the layers as tokens do. Source: Chen et al., DFlash
-(arXiv 2602.06036). Does not handle files and caches: the callers' `Attend` functions store keys and values and decide
-what each slot sees.
+layer, without the layer's input norm. The slots pass through the layers in the same way as tokens. Source: Chen et al.,
+DFlash (arXiv 2602.06036). This module does not handle files and caches. The callers' `Attend` functions store keys and
+values and determine which keys each slot sees.
 """
 
 import copy
@@ -90,7 +90,9 @@ class BlockLayer(nn.Module):
 
 
 def convolved(conv: GroupedConvolution | None, inputs: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Runs a sublayer; if the head has DFlash2's convolutions, one runs before and one after the sublayer."""
+    """Runs a sublayer. If the head has DFlash2's convolutions, one convolution runs before the sublayer and one after
+    it.
+    """
     if conv is None:
         return sublayer(inputs)
     kernels = conv.kernels(inputs)
@@ -123,7 +125,8 @@ class Backbone(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.fc = nn.Linear(self.taps_size, hidden, bias=False)
         self.hidden_norm = StreamNorm(hidden, eps)
-        # A single product computes the context's keys and values of all layers; each layer uses a view of the matrix.
+        # A single matrix product computes the context's keys and values for all layers. For the slots, each layer uses
+        # its part of the matrix, a view.
         self.kv_size = 2 * kv_heads * config.head_dim
         self.kv_proj = nn.Linear(hidden, config.num_layers * self.kv_size, bias=config.attention_bias)
         self.key_norms = nn.Parameter(torch.empty(config.num_layers, config.head_dim)) if config.qk_norm else None
@@ -138,7 +141,7 @@ class Backbone(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of keys, values and products."""
+        """Dtype of keys, values and matrix products."""
         return self.hidden_norm.weight.dtype
 
     @property
@@ -175,7 +178,7 @@ class Backbone(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # The frequencies are recomputed because a change of dtype must not round them.
+        # The frequencies are recomputed, because a change of dtype must not round them.
         self.reset_rope(self.signed_inv_freq.device)
         return self
 
@@ -191,7 +194,7 @@ class Backbone(nn.Module):
             fused = torch.mm(taps.to(weight.dtype), weight.t(), out_dtype=torch.float32)
         else:
             fused = functional.linear(taps.to(torch.float32), weight.to(torch.float32))
-        # The sum over all taps may exceed the range of float16; the normalised sum does not.
+        # `fc` sums over all taps. The sum may exceed the range of float16, whereas the normalised result does not.
         return self.hidden_norm(fused).to(self.dtype)
 
     def context(self, vectors: Tensor, rotary: Rotary) -> list[KeyValue]:
@@ -210,14 +213,14 @@ class Backbone(nn.Module):
 
         Args:
             anchors: int64 [num_reqs]: the last committed tokens.
-            rotary: rotary factors of the slots' positions [num_reqs, block_size], the anchor's first.
+            rotary: rotary factors at the slots' positions [num_reqs, block_size]; the anchor's position comes first.
             attends: attention functions, one per layer.
         """
         hidden = self.run_stream(self._embedded(anchors), rotary, attends)
         return hidden[:, self.config.first_slot :].contiguous()
 
     def run_stream(self, stream: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
-        """Hidden states [num_reqs, num_slots, H] of every slot, from the slots' embeddings; see `run_block`."""
+        """Hidden states [num_reqs, num_slots, H] of all slots, computed from the slots' embeddings; see `run_block`."""
         if self.dtype == torch.float16:  # the residuals of trained heads exceed the range of float16
             stream = stream.to(torch.float32)
         for index, (layer, attend) in enumerate(zip(self.layers, attends, strict=True)):

@@ -1,7 +1,8 @@
 """Runs many blocks of a one-pass head at once: attention masks, drafts, and comparison of drafts with the text.
 
-The heads are those of drafting, but attention has another layout: all blocks of a sequence stand behind the sequence's
-positions, and each block sees only what it would see if it ran alone. Source: Chen et al., DFlash (arXiv 2602.06036).
+The heads are the same as in drafting, but attention has another layout. All blocks of a sequence come after the
+sequence's positions in the same pass, and a mask lets each block see only the keys that it would see if it ran alone.
+Source: Chen et al., DFlash (arXiv 2602.06036).
 """
 
 from functools import partial
@@ -72,7 +73,7 @@ class BlockAttention:
 
 
 def block_states(head: OnePassHead, token_ids: Tensor, taps: Tensor, anchors: Tensor) -> Tensor:
-    """Hidden states [batch * A, num_drafted, H], for `logits`, of the blocks at anchors int64 [batch, A].
+    """Hidden states [batch * A, num_drafted, H], the input of `logits`, of the blocks at anchors int64 [batch, A].
 
     Args:
         token_ids: int64 [batch, length].
@@ -95,9 +96,9 @@ def parallel_states(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states of all pairs [batch, length - 1, H] and of masked slots [batch, A, num_drafted - 1, H].
 
-    The masked slots form groups of num_drafted - 1, one group per anchor. The pair at index i has the token at i + 1. A
-    masked slot sees the pairs up to its anchor's pair, and the slots to its left in its own group. Source: P-EAGLE
-    (arXiv 2602.01469).
+    The masked slots form groups of num_drafted - 1, one group per anchor. The pair at index i has the token at i + 1 as
+    input. A masked slot sees the pairs up to its anchor's pair, and the slots to its left in its own group. Source:
+    P-EAGLE (arXiv 2602.01469).
     """
     batch, num_pairs, num_masked = len(token_ids), token_ids.shape[1] - 1, num_drafted - 1
     num_slots = anchors.shape[1] * num_masked
@@ -118,7 +119,9 @@ def parallel_states(
 def block_drafts(
     head: OnePassHead | ParallelEagleHead, token_ids: Tensor, taps: Tensor, anchors: Tensor, num_steps: int
 ) -> Tensor:
-    """Greedy drafts int64 [batch, A, num_steps] of the blocks at anchors int64 [batch, A], given the text before."""
+    """Greedy drafts int64 [batch, A, num_steps] of the blocks at anchors int64 [batch, A], given the text before each
+    anchor.
+    """
     if isinstance(head, ParallelEagleHead):
         pairs, slots = parallel_states(head, token_ids, taps, anchors, num_steps)
         batch = torch.arange(len(anchors), device=anchors.device)[:, None]
@@ -139,8 +142,8 @@ def block_drafts(
 def block_matches(head: OnePassHead | ParallelEagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
     """Whether the greedy draft of each step equals the sequence's token -> bool [batch, N, num_steps].
 
-    Block i starts at position i + 1, so that the results are comparable with chain i of `unroll.matches`, which reads
-    that token.
+    Block i starts at position i + 1, so that its results are comparable with those of chain i of `unroll.matches`,
+    whose first token is also at position i + 1.
     """
     anchors, hits = torch.arange(1, token_ids.shape[1] - num_steps, device=token_ids.device), []
     steps = torch.arange(1, num_steps + 1, device=token_ids.device)

@@ -27,13 +27,15 @@ class LayerMask(NamedTuple):
     """Defines which keys the slots see in one layer."""
 
     causal: bool = False
-    """Whether a slot sees only slots to its left; every slot sees the whole context inside the window."""
+    """Whether a slot sees, of the other slots, only the slots to its left. In both cases each slot sees the whole
+    context within the window.
+    """
     window: int | None = None
     """Window in tokens: a slot does not see keys that are at least this far before it; None means no window."""
 
 
 class MarkovKind(StrEnum):
-    """How a DSpark head corrects its logits by the previous token."""
+    """How a DSpark head corrects its logits depending on the previous token."""
 
     VANILLA = "vanilla"
     GATED = "gated"
@@ -41,7 +43,7 @@ class MarkovKind(StrEnum):
 
 
 class MarkovConfig(NamedTuple):
-    """Sizes of the part of a DSpark head that runs slot by slot."""
+    """Sizes of the modules of a DSpark head that run slot by slot."""
 
     rank: int = 0
     """Rank of the correction; 0 leaves the slots' logits unchanged."""
@@ -51,10 +53,10 @@ class MarkovConfig(NamedTuple):
 
 
 class LatticeConfig(NamedTuple):
-    """The convolutions and the candidate selector of a DFlash2 head."""
+    """Sizes of the convolutions and the candidate selector of a DFlash2 head."""
 
     num_taps: int = 2
-    """Number of slots that a convolution reads: the slot itself and slots to its left."""
+    """Number of slots that a convolution reads for a slot: the slot itself and slots to its left."""
     group_size: int = 1
     """Number of channels that share a dynamic kernel."""
     rank: int = 256
@@ -86,7 +88,7 @@ class OnePassConfig:
     vocab_size: int
     draft_vocab_size: int
     mask_token_id: int | None
-    """Token whose embedding is the input of masked slots; None if the head has its own mask vector."""
+    """Token whose embedding is the input of masked slots; None if the head has a learned mask vector instead."""
     rms_norm_eps: float = 1e-6
     rope_parameters: Mapping[str, Any] = field(
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}

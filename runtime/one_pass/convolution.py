@@ -8,10 +8,11 @@ from wingbeat.runtime.one_pass.config import LatticeConfig
 
 
 class GroupedConvolution(nn.Module):
-    """Two convolutions around a sublayer; a kernel is a fixed part plus a part computed from the sublayer's inputs.
+    """Two convolutions, one before and one after a sublayer. Their kernels are the sum of a fixed part and a part that
+    is computed from the sublayer's inputs.
 
-    Kernel tap 0 multiplies the slot itself, and tap t the slot t places to its left; on the left the block is padded
-    with zeros.
+    Kernel tap 0 multiplies the slot itself, and tap t multiplies the t-th slot to its left. On the left, the block is
+    padded with zeros.
     """
 
     def __init__(self, hidden_size: int, config: LatticeConfig) -> None:

@@ -36,7 +36,9 @@ class OnePassHead(Backbone):
         return self.walk_over(self.logits(hidden), hidden, choose)
 
     def walk_over(self, logits: Tensor, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
-        """Does what `walk` does, from logits [num_reqs, num_drafted, draft_vocab_size] that are already computed."""
+        """Returns the same as `walk`, from logits [num_reqs, num_drafted, draft_vocab_size] that are already
+        computed.
+        """
         if self.selector is not None:
             return LatticeWalk(self.selector, self, logits, hidden, choose)
         return MarginalWalk(logits) if self.markov is None else MarkovWalk(self.markov, logits, hidden)

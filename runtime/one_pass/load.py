@@ -1,6 +1,6 @@
 """Loads checkpoints of heads that draft in one pass: canonical tensor names, checks and errors.
 
-Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read.
+Unknown, missing and mis-shaped tensors raise errors. A log line states how the head is read.
 """
 
 import logging
@@ -35,14 +35,14 @@ from wingbeat.runtime.one_pass.read_config import one_pass_conventions, read_one
 logger = logging.getLogger(__name__)
 
 MASK_FILE = "mask_embedding.pt"
-"""File in the folder of a head whose masked slots have their own vector: a dictionary with the key `embedding`."""
+"""File with the learned mask vector, in the folder of a head that has one: a dictionary with the key `embedding`."""
 _IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight")
 _ALIASES = (
     (re.compile(r"^model\."), ""),
     (re.compile(r"^midlayer\."), "layers.0."),
     (re.compile(r"^encoder\.fc\."), "fc."),
     (re.compile(r"^encoder\.output_norm_enc\."), "hidden_norm."),
-    # Some trainer stores these parameters as embedding modules, whose tensor names end with `.weight`.
+    # Some training tools store these parameters as embedding modules, so that their tensor names end with `.weight`.
     (re.compile(r"(_codebook|mask_embedding|attention_sink_bias)\.weight$"), r"\1"),
     (re.compile(r"^(markov_w[12]|gate_proj|joint_proj)\."), r"markov_head.\1."),
 )
@@ -51,7 +51,9 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def file_name(name: str) -> str:
-    """The canonical name of a tensor in a file; tools name the same tensor differently."""
+    """The canonical name of a tensor in a file. It is needed because different tools give the same tensor different
+    names.
+    """
     for pattern, replacement in _ALIASES:
         name = pattern.sub(replacement, name)
     return name
@@ -121,8 +123,8 @@ def load_one_pass_head(
         head = OnePassHead(config)
     token_ids, borrowed = fit_vocabulary(tensors, config, target)
     state = _state(tensors, head)
-    # On a CPU `fc` is kept in float32: the sum over the taps needs float32, and CPUs have no half-precision product
-    # with a float32 result.
+    # On a CPU `fc` is kept in float32, because the sum over the taps needs float32, and torch has no matrix product of
+    # half-precision matrices with a float32 result on CPUs.
     wide = {"fc.weight"} if torch.device(device).type == "cpu" else set()
     placed = {name: tensor.to(device, torch.float32 if name in wide else dtype) for name, tensor in state.items()}
     head.load_state_dict(placed | {"draft_token_ids": token_ids.to(device)}, assign=True)
@@ -164,7 +166,9 @@ def load_walker(
 
 
 def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor]:
-    """File tensors -> the head's state dict, without the token map; raises unless every tensor is used and fits."""
+    """Converts a file's tensors, without the token map, to the head's state dict. Raises an error unless all tensors
+    are used and have the expected shapes.
+    """
     state, unused = {}, set(tensors)
     for canonical, expected in head.state_dict().items():
         if canonical == "draft_token_ids":
@@ -187,7 +191,7 @@ def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor
 
 
 def _in_turning_order(canonical: str, tensor: Tensor, config: OnePassConfig) -> Tensor:
-    """Permutes query and key rows, and their norms, from file order to rotation by halves."""
+    """Permutes query and key rows, and their norms, from the file's order to the order of rotate-half RoPE."""
     order = turning_order(config)
     if order is None:
         return tensor

@@ -1,10 +1,11 @@
 """Drafts a block in one pass with DFlash-based heads, as chains or trees.
 
-For position i of a sequence, keys and values computed from the verifier's taps at i alone are stored at index i of the
-sequence's block table. Of L committed tokens, positions 0..L - 2 are stored. The block's first slot is the last
-committed token, at position L - 1. During the pass the slots' keys and values are stored behind the context; afterwards
-they are discarded. Stored values therefore never depend on a drafted token, so cached prefixes and replays give the
-same values. The whole block is always run, even if the trees are less deep, because heads are trained on whole blocks.
+The keys and values of position i of a sequence are computed from the verifier's taps at position i alone, and are
+stored at index i of the sequence's block table. Of L committed tokens, positions 0..L - 2 are stored. The block's first
+slot is the last committed token, at position L - 1. During the pass the slots' keys and values are stored after the
+context; after the pass they are discarded. Keys and values of the context therefore never depend on drafted tokens, so
+that cached prefixes and replays give the same values. The whole block is always run, even if the trees have fewer
+levels, because heads are trained on whole blocks.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,8 @@ class OnePassDrafter(HeadDrafter):
         graph_device: see `StagedDrafter`.
 
     Raises:
-        ValueError: the trees are deeper than the head's block, or wider than its candidates.
+        ValueError: the trees are deeper than the head's block, or have more nodes per level than the head has
+            candidates per slot.
     """
 
     def __init__(
@@ -81,16 +83,16 @@ class OnePassDrafter(HeadDrafter):
         self.head, self.needs = head, self.needs._replace(tap_layers=convention.tap_layers)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Commits the chunks of a batch, in shapes that depend on the data."""
+        """Commits the chunks of a batch. The tensors' shapes depend on the data, so this is not captured."""
         chunks = self.pool.chunks(batch)
         rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
         self._keep(batch.chunk_taps, rotated, torch.cat([chunk.slot_mapping for chunk in chunks]))
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Commits decoded positions; columns that are padding are written to block 0."""
+        """Commits decoded positions. Padding columns are written to block 0."""
         positions, counted = rows.spread()
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted).flatten()
-        # Padding columns must be finite, because masked rows may read block 0.
+        # Padding columns must contain finite values, because attention may read block 0 for masked keys.
         taps, rotated = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), rows.rotated(positions).flatten()
         if not self.fixed_shapes:
             real = counted.flatten()
@@ -105,7 +107,9 @@ class OnePassDrafter(HeadDrafter):
             store_kv(key.contiguous(), value.contiguous(), *cache, mapping)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """Runs one pass over the blocks of all roots, then grows a tree from each block's slots."""
+        """Runs one pass over the blocks of all roots, then grows a tree per root from the outputs of its block's
+        slots.
+        """
         head, pool = self.head, self.pool
         num_context = roots.positions[0] - 1
         tables = pool.tables(block_tables[roots.slots], num_context)
@@ -121,9 +125,10 @@ class OnePassDrafter(HeadDrafter):
 
 
 class CandidateChooser:
-    """Selects each slot's candidates by the requests' rules, and with the noise that the target will sample with.
+    """Selects each slot's candidates, according to the requests' rules and with the noise with which the target will
+    sample.
 
-    Without the noise, the token that the target will sample would seldom be among the few candidates.
+    Without this noise, the token that the target will sample would seldom be among the few candidates.
     """
 
     def __init__(self, growth: Growth, head: OnePassHead) -> None:
@@ -160,7 +165,7 @@ class CandidateChooser:
 
 
 def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
-    """Refuse trees that are deeper than a head's block.
+    """Raise an error for trees that are deeper than a head's block.
 
     Raises:
         ValueError: the trees are deeper; the message names both numbers.
@@ -173,9 +178,9 @@ def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
 def _segments(
     pool: DraftPool, positions: Tensor, num_context: Tensor, tables: Tensor
 ) -> Callable[[LayerMask], Segment]:
-    """Attention segments of slots at positions int64 [num_reqs, num_slots], by layer mask.
+    """Returns a function (layer mask) -> attention segment of slots at positions int64 [num_reqs, num_slots].
 
-    Layers with equal masks share a segment.
+    Layers with equal causality share a segment.
     """
     made: dict[bool, Segment] = {}
 

@@ -1,7 +1,7 @@
 """P-EAGLE: an EAGLE-3 head of several layers that drafts all its tokens in one pass (arXiv 2602.01469).
 
-Committed pairs are those of EAGLE-3. Masked slots follow the last pair. Each slot's inputs are the embedding of the
-mask token and the features of a learned tap vector; the slot sees what is to its left.
+Committed pairs are the same as in EAGLE-3. Masked slots follow the last pair. Each slot's inputs are the embedding of
+the mask token and the features of a learned tap vector; a slot sees all pairs and slots to its left.
 """
 
 import logging
@@ -44,7 +44,7 @@ class ParallelEagleHead(EagleHead):
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.taps_size))
 
     def masked_features(self) -> Tensor:
-        """[1, 1, H]: features of every masked slot."""
+        """Features that all masked slots share, [1, 1, H]."""
         return self.fuse(self.mask_hidden)
 
 
@@ -68,7 +68,8 @@ def read_parallel_config(
 
 def _layout(checkpoint: OnePassCheckpoint) -> Layout:
     written = SPECULATORS if "transformer_layer_config" in checkpoint.raw else MODELOPT
-    # Tensor names are canonical at this point. The RoPE base is read from the config; only older tools ignore it.
+    # Tensor names are canonical at this point. The config's RoPE base is used, because only older tools, which do not
+    # write P-EAGLE heads, ignore it in training.
     return replace(written, rope_theta=Theta.READ)
 
 

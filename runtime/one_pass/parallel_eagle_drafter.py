@@ -1,4 +1,4 @@
-"""Drafts with a P-EAGLE head: pairs are committed as in EAGLE, and one pass behind them drafts all tokens."""
+"""Drafts with a P-EAGLE head: pairs are committed as in EAGLE, and then a single pass drafts all tokens."""
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ class ParallelEagleDrafter(EagleDrafter):
     in_one_pass = True
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """Runs one pass over the masked slots of every root, then grows a tree from their logits."""
+        """Runs one pass over the masked slots of all roots, then grows a tree per root from the slots' logits."""
         hidden = self.hidden[roots.slots][:, None].to(self.dtype)
         if self.pool.num_drafted:
             hidden = torch.cat([hidden, self._run_masked(roots, block_tables)], dim=1)
         return grow_along(self.growth, roots, MarginalWalk(self.head.logits(hidden)), rules)
 
     def _run_masked(self, roots: Roots, block_tables: Tensor) -> Tensor:
-        """Hidden states [num_reqs, num_masked, H] of the masked slots behind the last pairs."""
+        """Hidden states [num_reqs, num_masked, H] of the masked slots after the last pairs."""
         num_context, num_masked = roots.positions[0] - 1, self.pool.num_drafted
         tables = self.pool.tables(block_tables[roots.slots], num_context)
         positions = num_context[:, None] + torch.arange(num_masked, device=self.device)

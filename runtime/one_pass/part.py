@@ -1,4 +1,6 @@
-"""Registers the drafters that draft in one pass; claims a folder if its head is of such a drafter's family."""
+"""Registers the drafters that draft in one pass. A folder is assigned to one of them if the folder's head is of that
+drafter's family.
+"""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

@@ -43,7 +43,7 @@ def read_one_pass_config(
         family: family of the head.
         shapes: shapes of the head's tensors by canonical name.
         target_hidden_size, target_num_layers: sizes of the verifier.
-        has_mask_embedding: whether the folder has its own vector for masked slots.
+        has_mask_embedding: whether the folder contains a learned mask vector.
 
     Raises:
         UnsupportedCheckpointError: an architecture, a field or a value is not supported.
@@ -112,7 +112,8 @@ def tap_layers(
     """The layers of the target whose inputs are tapped, ascending.
 
     Raises:
-        CheckpointError: the layers do not exist in the target, or `fc.weight` reads another number of taps.
+        CheckpointError: the layers do not exist in the target, or the input width of `fc.weight` is that of another
+            number of taps.
     """
     field, ids, shift = _stated_taps(raw)
     if ids is None:
@@ -139,8 +140,8 @@ def one_pass_conventions(
 ) -> tuple[HeadConvention, ...]:
     """Conventions that a head's files allow, most likely first.
 
-    Whatever the field is called, some tools list layers whose inputs are tapped, and others list layers whose outputs
-    are tapped. DFlash and DSpark heads seldom state which position a slot predicts.
+    Some tools list the layers whose inputs are tapped, and others list the layers whose outputs are tapped; the field's
+    name does not show which. DFlash and DSpark heads seldom state which position a slot predicts.
 
     Args:
         raw: config.json
@@ -171,7 +172,9 @@ def one_pass_conventions(
 
 
 def _stated_taps(raw: Mapping[str, Any]) -> tuple[str, Any, int]:
-    """The field that lists the taps, its value, and the offset from its ids to the layers whose inputs are tapped."""
+    """The name of the field that lists the taps, the field's value, and the offset that converts the listed ids to
+    layers whose inputs are tapped.
+    """
     for field, shift in (
         ("eagle_aux_hidden_state_layer_ids", 0),
         ("aux_hidden_state_layer_ids", 0),
@@ -186,7 +189,9 @@ def _stated_taps(raw: Mapping[str, Any]) -> tuple[str, Any, int]:
 
 
 def _default_outputs(num_draft_layers: int, target_num_layers: int) -> list[int]:
-    """Default taps, as layers whose outputs are tapped: spread evenly from the second layer to the third from last."""
+    """Default taps, as layers whose outputs are tapped. They are spread evenly from the second layer to the third from
+    last.
+    """
     if num_draft_layers == 1:
         return [target_num_layers // 2]
     step = (target_num_layers - 4) / (num_draft_layers - 1)
@@ -202,7 +207,7 @@ def _body(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         raise UnsupportedCheckpointError(
             f"transformer_layer_config.model_type={nested['model_type']!r} is not supported: qwen3 is"
         )
-    # The tool omits fields that equal the default of transformers' config class.
+    # The tool that writes such configs omits fields that equal the default of transformers' config class.
     with fields_refused():
         return Qwen3Config(**{**nested, "model_type": "qwen3"}).to_dict()
 
@@ -222,7 +227,9 @@ def _whole(value: Any, name: str, least: int = 1) -> int:
 
 
 def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
-    """Position that a slot predicts; without a field, SHIFT for files of DSpark's own tool, FILL_IN for others."""
+    """Reads which position a slot predicts. If no field states this: SHIFT for files of DSpark's own tool, FILL_IN for
+    all others.
+    """
     from_anchor = _first(raw, "sample_from_anchor")
     if from_anchor is None:
         from_anchor = _first(raw, "shift_label")
@@ -292,7 +299,7 @@ def _check_target(raw: Mapping[str, Any], target_hidden_size: int, target_num_la
 
 
 def check_supported(raw: Mapping[str, Any], body: Mapping[str, Any], family: OnePassFamily, shapes: Shapes) -> None:
-    """Refuse architectures other than Qwen3's; the error names the unsupported feature."""
+    """Raise an error for architectures other than Qwen3's; the error names the unsupported feature."""
     architecture = str(raw.get("architectures") or "").lower()
     rope = object_field(body, "rope_parameters")
     for what, seen in (

@@ -26,8 +26,8 @@ _ARCHITECTURES = {
 def save_one_pass_head(head: OnePassHead, path: str | Path, *, target_num_layers: int) -> None:
     """Write config.json and model.safetensors (bfloat16), as the family's own tool does.
 
-    Tensors that equal the target's are omitted, because a loader borrows them from the target: the embedding, and the
-    output matrix of a head that drafts the whole vocabulary.
+    The embedding is omitted, and so is the output matrix of a head that drafts the whole vocabulary, because they equal
+    the target's and a loader borrows them from the target.
 
     Raises:
         ValueError: the layout cannot represent this head; the message names the fields.
@@ -94,7 +94,9 @@ def _check_writable(config: OnePassConfig) -> None:
 
 
 def _raw_config(config: OnePassConfig, target_num_layers: int) -> dict[str, Any]:
-    """Config fields, nested as the family's own tool nests them; taps are listed as layers whose outputs are tapped."""
+    """Config fields, nested as the family's own tool nests them; taps are listed by the layers whose outputs are
+    tapped.
+    """
     raw = {
         "architectures": [_ARCHITECTURES[config.family]],
         **decoder_fields(config, "qwen3"),

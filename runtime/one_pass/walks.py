@@ -1,4 +1,5 @@
-"""Walks over the slots of a block: from the slots' hidden states and the tokens drafted before to candidate tokens.
+"""Walks over the slots of a block. A walk computes candidate tokens from the slots' hidden states and the tokens
+drafted before.
 
 A walk visits the levels of a tree in order and carries state from each level to the next.
 """
@@ -17,8 +18,7 @@ from wingbeat.runtime.protocol.messages import TokenTree
 
 ChooseCandidates = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """Function (logits [num_reqs, num_drafted, draft_vocab_size], K) -> for each level of the tree, target ids int64
-[num_reqs, num_levels, K] of the K chosen tokens, and their scores. The scores of a slot are defined up to a
-constant.
+[num_reqs, num_levels, K] of the K chosen tokens, and their scores. A constant may be added to all scores of a slot.
 """
 
 
@@ -37,7 +37,7 @@ class Walk(ABC):
 
 
 def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> TokenTree:
-    """Grow one tree per root along a walk; one pass computed the slots for all levels."""
+    """Grow one tree per root along a walk, whose slots for all levels were computed in one pass."""
 
     def expand(level: Level) -> Continuations:
         return walk.step(level.depth, level.token_ids, level.parents)
@@ -62,7 +62,7 @@ class MarginalWalk(Walk):
 
 
 class MarkovHead(nn.Module):
-    """DSpark's correction of a slot's logits by the previous token, and its prediction of acceptance.
+    """DSpark's correction of a slot's logits depending on the previous token, and its prediction of acceptance.
 
     Source: arXiv 2607.05147. Dimension names: r rank.
     """
@@ -84,7 +84,7 @@ class MarkovHead(nn.Module):
         Args:
             hidden: [num_reqs, width, H]: hidden states of the slot.
             embedded: [num_reqs, width, r]: W1 embeddings of the previous tokens.
-            state: state that the call for the tokens before those returned; None in the first call.
+            state: state that the call for the preceding slot returned; None in the first call.
         """
         if self.gate_proj is not None:
             return torch.sigmoid(self.gate_proj(torch.cat([hidden, embedded], dim=-1))) * embedded, None
@@ -97,7 +97,7 @@ class MarkovHead(nn.Module):
 
 
 class MarkovWalk(Walk):
-    """DSpark: the logits of each slot are corrected by the token drafted before it.
+    """DSpark: the logits of each slot are corrected depending on the token drafted before it.
 
     Args:
         logits: [num_reqs, num_drafted, draft_vocab_size].
@@ -139,7 +139,8 @@ class CandidateSelector(nn.Module):
 
 
 class LatticeWalk(Walk):
-    """DFlash2: each slot has a few candidates, scored by themselves and as pairs with the previous token.
+    """DFlash2: each slot has a few candidates. A candidate's score is the sum of a score of its own and a score of its
+    pair with the previous token.
 
     Args:
         selector: scores pairs of candidates.

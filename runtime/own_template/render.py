@@ -17,11 +17,11 @@ from wingbeat.runtime.interpreter import module_command, module_environment
 MOST_CPU_S = 2
 """CPU seconds allowed per rendering."""
 MOST_BYTES = 2**28
-"""Bytes of memory allowed per rendering, in addition to what the process uses before it."""
+"""Bytes of memory allowed per rendering, in addition to the memory that the process uses before the rendering."""
 MOST_CHARS = 2**24
 """Maximum number of characters of the rendered text."""
 MOST_WALL_S = 30.0
-"""Maximum number of seconds for which a request waits, first for its turn and then for the process, including the
+"""Maximum number of seconds that a request waits in total: first for its turn, then for the process, including the
 process's start.
 """
 MOST_AT_ONCE = 2
@@ -37,7 +37,7 @@ def render_apart(
     """Render a conversation with a template sent by a client; for the arguments see `Tokenizer.render_chat`.
 
     Raises:
-        ValueError: the template refuses the messages, is invalid, or exceeds a limit.
+        ValueError: the template raises an error for the messages, is invalid, or exceeds a limit.
     """
     asked = {"template": template, "messages": list(messages), "variables": {**special_tokens, **variables}}
     if not _turns.acquire(timeout=MOST_WALL_S):

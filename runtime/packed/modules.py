@@ -1,4 +1,4 @@
-"""Modules on a GPU whose weights stay packed; the kernels of `wingbeat.kernels.packed` multiply by these weights."""
+"""Modules on a GPU whose weights stay packed; their matrix products run on the kernels of `wingbeat.kernels.packed`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 DEVICES = {"cuda"}
-"""Types of devices whose kernels multiply by packed weights."""
+"""Types of devices for which there are kernels for packed weights."""
 
 
 class ExpertMatrices(NamedTuple):
@@ -27,10 +27,10 @@ class ExpertMatrices(NamedTuple):
 
     count: int
     gated: PackedMatrix
-    """Gate and up columns of the first expert, then those of the next expert, and so on."""
+    """Columns of the gate and up projections of the first expert, then those of the next expert, and so on."""
     down: PackedMatrix
     gated_bias: Tensor | None
-    """Bias [columns] of gate and up; None if there is no bias."""
+    """Bias [columns] of the gate and up projections; None if there is no bias."""
     down_bias: Tensor | None
 
     def nbytes(self) -> int:
@@ -45,7 +45,9 @@ class ExpertMatrices(NamedTuple):
 
 
 class Holder(Packable, nn.Module):
-    """A module with packed parameters; its plain parameters have the right shape, dtype and device, but NaN values."""
+    """A module with packed parameters. Its plain parameters are placeholders with the right shape, dtype and device,
+    whose values are NaN.
+    """
 
     packed_names: tuple[str, ...]
     held: PackedMatrix | ExpertMatrices
@@ -138,7 +140,9 @@ class PackedExperts(Holder):
     held: ExpertMatrices
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Computes experts: rows [num_rows, hidden], chosen experts and weights [num_rows, k] -> [num_rows, hidden]."""
+        """Computes the weighted sum of the chosen experts' outputs: rows [num_rows, hidden], experts and weights
+        [num_rows, k] -> [num_rows, hidden].
+        """
         own, routes = self.held, Routes.of(top_k_index, self.held.count)
         gated = experts_product(hidden_states, own.gated, own.gated_bias, routes)
         made = self._apply_gate(gated).to(hidden_states.dtype)
@@ -155,7 +159,9 @@ class PackedExperts(Holder):
 
 
 class JoinedProduct:
-    """Concatenated products of linear layers with the same input, in as few launches as the layers' layouts allow."""
+    """Computes the concatenated outputs of linear layers with the same input, in as few kernel launches as the layers'
+    layouts allow.
+    """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.columns, self._parts, begin = sum(one.out_features for one in linears), [], 0
@@ -177,10 +183,10 @@ class JoinedProduct:
 
 
 def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Callable[[Tensor], Tensor], Tensor | None]:
-    """Joins linear layers of equal layout into one weight and one bias; for a layer that is not packed, returns a
-    function.
+    """Joins linear layers of equal layout into one weight and one bias. For a layer that is not packed, returns a
+    function instead of a weight.
 
-    The joined layers' own weights become views of the result.
+    The weights of the joined layers become views of the joined weight.
     """
     first = linears[0]
     if not isinstance(first, PackedLinear):

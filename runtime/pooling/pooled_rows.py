@@ -14,7 +14,9 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 class PooledRows(NamedTuple):
-    """Chunks whose rows are pooled, each with its first row in the batch, number of rows, and whether to sum all."""
+    """Chunks whose rows are pooled. For each chunk: its first row in the batch, its number of rows, and whether to sum
+    all rows or take the last.
+    """
 
     plan: SchedulerOutput
     """The batch's plan."""
@@ -58,8 +60,8 @@ class PromptPooling(Feature):
             hook.remove()
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
-        """Returns each pooled chunk's sum or last row: int64 [num_parts, hidden_size] that holds the bits of float64
-        values.
+        """Returns the sum or the last row of each pooled chunk, as int64 [num_parts, hidden_size] with the bits of
+        float64 values.
 
         The result is empty if no chunk of this plan was pooled, for example after a round that raised.
         """

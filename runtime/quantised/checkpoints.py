@@ -1,8 +1,8 @@
 """Loads quantised checkpoints of verifiers.
 
-Weights with scales per group stay packed if an optional part has kernels that multiply by them (`packed_loading`). All
-other weights are dequantised to the model's dtype during loading, by transformers' quantisers if these support the
-format. A row's products never depend on other rows of the batch; in some quantised kernels they do (LLM.int8 selects
+Weights with scales per group stay packed if an optional part has kernels for such weights (`packed_loading`). All other
+weights are dequantised to the model's dtype during loading, by transformers' quantisers if these support the format. A
+row's results thus never depend on the other rows of a batch, as they would in some quantised kernels (LLM.int8 selects
 outliers over the whole batch).
 """
 
@@ -34,9 +34,11 @@ logger = logging.getLogger(__name__)
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
 """Names of tensors that describe activations, not weights."""
 _CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
-"""Names of the scales of a quantised KV cache; they are ignored because the KV cache is not quantised here."""
+"""Names of the scales of a quantised KV cache; these tensors are ignored, because Wingbeat does not quantise the KV
+cache.
+"""
 _KINDS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-"""Kinds of an expert's linear layers by their names; w1, w2 and w3 are Mixtral's."""
+"""Kinds of an expert's linear layers by the layers' names; w1, w2 and w3 are Mixtral's names."""
 _EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({'|'.join(_KINDS)})")
 """Name of an expert's linear layer in most checkpoints."""
 _BLOCK, _OWN_BLOCK = ".block_sparse_moe.", ".mlp."
@@ -46,7 +48,7 @@ _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-qua
 
 
 def check_quantiser(config: ConfigFile) -> None:
-    """Refuse a quantisation that is not supported.
+    """Raise an error for a quantisation that is not supported.
 
     The check is needed because transformers ignores an unknown quantisation and loads packed integers as weights.
 
@@ -89,7 +91,9 @@ def load_quantised(config: ConfigFile, load: "Load", packed: "Place | None") -> 
 
 
 def _make_plain(model: "PreTrainedModel") -> None:
-    """Converts parameters to plain tensors of the model's dtype, except those kept in float32; sharing is preserved."""
+    """Converts parameters to plain tensors of the model's dtype, except parameters that stay in float32. Shared
+    parameters stay shared.
+    """
     import torch
 
     dtype, made = model.config.dtype, {}
@@ -109,7 +113,9 @@ def _make_plain(model: "PreTrainedModel") -> None:
 
 
 def _by_option(config_class: str, **choices: Any) -> "Read":
-    """A reader that passes these options to a config class of transformers' quantisers, which read tensor by tensor."""
+    """Returns a reader that passes `choices` to a quantisation config class of transformers, whose quantiser then reads
+    the checkpoint tensor by tensor.
+    """
 
     def loaded(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
         import transformers
@@ -120,7 +126,7 @@ def _by_option(config_class: str, **choices: Any) -> "Read":
 
 
 def _as_they_are(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """Reads a checkpoint whose tensor classes dequantise themselves."""
+    """Reads a checkpoint whose quantised tensors are of classes that can dequantise themselves."""
     return load()
 
 
@@ -130,7 +136,9 @@ def _bitsandbytes(config: ConfigFile, load: "Load", packed: "Place | None") -> "
 
 
 def _packed_integers(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """Reads GPTQ and AWQ without transformers, whose package for them requires a newer torch than the installed one."""
+    """Reads GPTQ and AWQ checkpoints without transformers' quantisers, because these require a package that needs a
+    newer torch than the installed version.
+    """
     from wingbeat.runtime.quantised.packed_integers import PARTS, check_packing, read_linear
 
     check_packing(config.quantization)
@@ -165,7 +173,9 @@ def _mxfp4(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded"
 
 
 def _stored(file: "Path", name: str) -> "Tensor":
-    """Reads a tensor through a file mapping that is closed at once: pages of an open mapping would count as memory."""
+    """Reads a tensor through a file mapping that is closed at once, because the pages of an open mapping would count as
+    memory of the process.
+    """
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
@@ -195,7 +205,7 @@ def _packed(
     marks: tuple[str, ...],
     read: "Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], GroupedWeight | Tensor]",
 ) -> "Loaded":
-    """Load a checkpoint in safetensors files, with one packed weight in memory at a time.
+    """Load a checkpoint from safetensors files, of which one packed weight at a time is in memory.
 
     Args:
         config, load, packed: see `load_quantised`.

@@ -1,6 +1,6 @@
 """Builds config.json of the model in a GGUF file, for the supported llama.cpp architectures.
 
-An unknown field is an error, so that nothing that a file states about its model is ignored.
+An unknown field raises an error, so that no property of a model that a file states is ignored.
 """
 
 import math
@@ -29,7 +29,7 @@ _ROPE = (
 _READ = frozenset({*_SIZES, *_ROPE, "vocab_size", "attention.key_length", "attention.value_length"})
 _WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal"})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""RoPE scaling of Llama 3.1 and 3.2; GGUF files hold a factor for each frequency instead."""
+"""RoPE scaling of Llama 3.1 and 3.2. GGUF files do not contain these fields, but a factor for each frequency."""
 _WHOLE_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = _WHOLE_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
@@ -73,14 +73,14 @@ def _biases(head: Contents) -> dict[str, Any]:
 
 
 def _granite(head: Contents) -> dict[str, Any]:
-    # Only in Granite files does llama.cpp give this meaning to the field.
+    # llama.cpp gives this meaning to the field only in Granite files.
     if head.fields.get("rope.scaling.finetuned", True) is False:
         raise ValueError("rope.scaling.finetuned is False: layers without RoPE are not supported")
     return _biases(head)
 
 
 def _qwen2_moe(head: Contents) -> dict[str, Any]:
-    """Config of Qwen2-MoE; widths that the file does not state get llama.cpp's defaults."""
+    """Config of Qwen2-MoE; for widths that the file does not state, llama.cpp's defaults are used."""
     whole, used = head.fields["feed_forward_length"], head.fields["expert_used_count"]
     widths = {"moe_intermediate_size": whole // used, "shared_expert_intermediate_size": whole}
     said = {own: head.fields[name] for name, own in _SHARED_EXPERTS.items() if name in head.fields}
@@ -97,7 +97,7 @@ def _olmoe(head: Contents) -> dict[str, Any]:
 
 def _gpt_oss(head: Contents) -> dict[str, Any]:
     angles = angles_of(head)
-    # Models of this family do not round YaRN's blending range, but their files do not state it.
+    # Models of this family do not round YaRN's blending range, which their files do not state.
     return {"rope_parameters": angles | ({"truncate": False} if angles["rope_type"] == "yarn" else {})}
 
 
@@ -136,7 +136,7 @@ def _phi3(head: Contents) -> dict[str, Any]:
 
 
 class _Architecture(NamedTuple):
-    """An architecture in transformers' terms."""
+    """Describes an architecture in transformers' terms."""
 
     model_type: str
     fields: Mapping[str, str] = {}

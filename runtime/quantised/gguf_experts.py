@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _KINDS = ("gate", "up", "down")
 _BOTH = "gate_up"
-"""Kind of a weight whose rows alternate between gate and up."""
+"""Kind of a weight whose rows alternate between the gate and the up projection."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class GgufExperts(NamedTuple):
-    """Experts of all layers, and the file's tensors that they consist of."""
+    """Experts of all layers, and the tensors of the file from which they are read."""
 
     by_module: dict[str, Experts]
     """Experts by module name."""

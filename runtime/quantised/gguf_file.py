@@ -1,7 +1,7 @@
 """Reads the metadata and tensor table of a GGUF file in one pass over its header.
 
-Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package `gguf` also reads these, but
-takes a minute for a vocabulary of 262 thousand tokens.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package `gguf` can also read metadata
+    and table, but takes a minute for a vocabulary of 262 thousand tokens.
 """
 
 import math
@@ -77,7 +77,7 @@ class _Head:
         return text.decode("utf-8", errors="replace")
 
     def name(self) -> str:
-        """Reads the name of a field or tensor; the name must be printable because errors quote it."""
+        """Reads the name of a field or tensor. The name must be printable, because error messages quote it."""
         if not (name := self.string()).isprintable():
             raise ValueError("a name holds control characters")
         return name

@@ -73,23 +73,23 @@ def folder_of(source: Path) -> Path | None:
             raise ModelCheckpointError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
         try:
             os.replace(folder, made)
-        except OSError:  # another process, such as a router beside the engine, created the folder first
+        except OSError:  # another process on this machine, such as a router, created the folder first
             if not (made / "config.json").is_file():
                 raise
     return made
 
 
 def files_of(folder: Path) -> list[Path] | None:
-    """The GGUF file, or its parts, behind a folder made by `folder_of`; None for other folders."""
+    """The GGUF file, or all parts of it, to which a folder made by `folder_of` links; None for other folders."""
     link = folder / GGUF_FILE
     return (parts_of(link.resolve()) or [link.resolve()]) if link.exists() else None
 
 
 def check_readable(file: Path) -> None:
-    """Refuse a path that is not a readable GGUF file.
+    """Raise an error for a path that is not a readable GGUF file.
 
     Raises:
-        ModelCheckpointError: the file is missing or cannot be read; the message is one line with what to do.
+        ModelCheckpointError: the file is missing or cannot be read; the message is one line that says what to do.
     """
     if (problem := gguf_problem(file)) is not None:
         raise ModelCheckpointError(problem)

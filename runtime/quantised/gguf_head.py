@@ -41,7 +41,9 @@ _TAPS = ("target_layers", "extract_layers")
 """Names of the field with the tapped layers; newer files have the first name."""
 _OWN = (*_TAPS, "target_hidden_size", "norm_before_residual")
 _TURNED = {"blk.0.attn_q.weight": "attention.head_count", "blk.0.attn_k.weight": "attention.head_count_kv"}
-"""Matrices whose rows rotate in neighbouring pairs, and the field with their number of heads."""
+"""Matrices whose rows are in the order of interleaved RoPE (neighbouring pairs), each with the field that states its
+number of heads.
+"""
 
 
 def head_fields(file: GgufFile, name: str) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def head_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor] | None:
-    """Tensors of the GGUF head behind a folder, with weights in float32; None for other folders.
+    """Tensors of the GGUF head to which a folder links, with weights in float32; None for other folders.
 
     Raises:
         ModelCheckpointError: the file is damaged.

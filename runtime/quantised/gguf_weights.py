@@ -39,7 +39,7 @@ _ROWS_AT_ONCE = 1024
 
 
 def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: "Place | None") -> "Loaded":
-    """Load the model in float32, except matrices that stay packed; returns the model and transformers' loading report.
+    """Load the model in float32, except matrices that stay packed. Returns the model and transformers' loading report.
 
     Args:
         config: config of the folder.
@@ -94,7 +94,9 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
 
 
 def _as_floats(tensor: GgufTensor) -> Tensor:
-    """A matrix, dequantised in slices of rows: temporaries for all rows would need several times its memory."""
+    """A matrix, dequantised in slices of rows, because temporary tensors for all rows would need several times the
+    matrix's memory.
+    """
     from gguf import dequantize
 
     packed, made = tensor.data, torch.empty(tuple(reversed(tensor.shape)))
@@ -109,7 +111,8 @@ def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[
     import gguf
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-    # The table is cached because transformers would build it again for every module, which takes 0.1 s each time.
+    # The table is cached, because transformers would build the table again for each module, which takes 0.1 s each
+    # time.
     with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
         names = get_gguf_hf_weights_map(model, processor, model_type=architecture)
     layers, more = range(model.config.num_hidden_layers), ARCHITECTURES[architecture].names
@@ -138,7 +141,9 @@ def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict
 
 
 def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
-    """Reader of a packed matrix, rows in transformers' order; None for other formats and other processing."""
+    """Reader of a packed matrix, with rows in transformers' order. None if the kernels do not support the format, or if
+    transformers processes the tensor in another way than by reordering rows.
+    """
     form = tensor.tensor_type.name
     if form not in FORMS or len(tensor.shape) != 2:
         return None

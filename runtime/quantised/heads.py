@@ -29,7 +29,7 @@ class QuantisedHead(NamedTuple):
     """`quantization_config`; empty if config.json has none."""
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the dequantised weights, see `heads.plain_weights.plain_shapes`."""
+        """Shapes of the dequantised weights; see `heads.plain_weights.plain_shapes`."""
         settings, plain = self.settings, {}
         _check(settings, stored)
         for name, shape in stored.items():

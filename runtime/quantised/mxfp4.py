@@ -52,7 +52,8 @@ def load_mxfp4(
         biases = {kind: _bias(config, f"{module}.{weight}", tensors) for kind, weight in _WEIGHTS.items()}
 
         def read(kind: str, expert: int, module: str = module) -> GroupedWeight:
-            # The file is mapped again for each read, because pages count as memory as long as they are mapped.
+            # The file is mapped anew for each read, because pages count as memory of the process as long as they are
+            # mapped.
             return _grouped(*(part[expert] for part in _blocks(config, f"{module}.{_WEIGHTS[kind]}", tensors)))
 
         experts[module] = Experts(*counts, read, ("gate_up",), biases)

@@ -3,7 +3,7 @@
     weight[out, in] = (quantised[in, out] - zero[group of in, out]) * scale[group of in, out]
 
 Formats at four bits: in GPTQ an int32 holds eight inputs of one output, in AWQ eight outputs of one input. AWQ stores
-the outputs in an order of its own (`_AWQ_ORDER`). Older GPTQ files store each zero reduced by one.
+the outputs in an order of its own (`_AWQ_ORDER`). Older GPTQ files store each zero point minus one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ def parts_of_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, 
 
 
 def check_packing(settings: Mapping[str, Any]) -> None:
-    """Refuse a packing that is not supported.
+    """Raise an error for a packing that is not supported.
 
     Raises:
         ModelCheckpointError: the packing is not supported; the message names the field of `quantization_config` and its
@@ -135,7 +135,8 @@ def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | N
         if bool((groups.diff() < 0).any()):
             order = groups.sort(stable=True).indices
             numbers = numbers[order]
-        if int(each.min()) != int(each.max()):  # unequal groups: each input becomes a group of its own
+        # if the groups have unequal sizes, each input becomes a group of its own
+        if int(each.min()) != int(each.max()):
             expanded = torch.arange(len(scales)).repeat_interleave(each)
             zeros, scales = zeros[expanded], scales[expanded]
     rows = numbers.t()

@@ -1,4 +1,6 @@
-"""Loads a checkpoint tensor by tensor, so that weights that kernels read in packed form are never stored as floats."""
+"""Loads a checkpoint tensor by tensor, so that weights which the kernels read in packed form are never stored as
+floats.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,17 +30,19 @@ class Experts(NamedTuple):
 
     count: int
     read: Callable[[str, int], GroupedWeight | Tensor]
-    """Function (kind, expert number) -> weight: a `GroupedWeight`, or a float32 tensor [columns, inputs] for other
-    formats.
+    """Function (kind, index of the expert) -> weight: a `GroupedWeight`, or for other formats a float32 tensor
+    [columns, inputs].
     """
     gated: tuple[str, ...] = ("gate", "up")
-    """Kinds of weights whose outputs are concatenated before the weight `down` multiplies them."""
+    """Kinds of the weights that together are the gate and up projections; their outputs are concatenated."""
     biases: Mapping[str, Tensor] = MappingProxyType({})
     """Biases [num_experts, columns] by kind."""
 
 
 def has_plain_experts(module: Any) -> bool:
-    """Whether experts are as in most of transformers' models: gate and up concatenated, [out, in], no biases."""
+    """Whether a module's experts have the form of most models in transformers: gate and up projections concatenated,
+    weights [out, in], no biases.
+    """
     plain = {"has_gate": True, "is_concatenated": True, "is_transposed": False, "has_bias": False}
     return all(getattr(module, name, None) == value for name, value in plain.items()) and not getattr(
         module, "has_post_expert_norm", False
@@ -98,7 +102,7 @@ def load_packed(
             kept[name] = held
             state[name] = _placeholder(weight.values.shape, place)
         del weight
-        give_back_freed()  # otherwise the freed copies would fragment the memory between the weights that stay
+        give_back_freed()  # otherwise the freed temporary copies would leave gaps in memory between the weights
     for name, own in experts.items():
         held = _load_experts(config, name, own, shell, state, place)
         if held is not None:
@@ -130,11 +134,11 @@ def _load_experts(
     state: dict[str, Tensor],
     place: "Place | None",
 ) -> Any:
-    """Load experts: returns them packed, with placeholders in `state`, or None after writing them to `state`
-    dequantised.
+    """Load experts. If they stay packed, returns them and writes placeholders to `state`; otherwise writes the
+    dequantised experts to `state` and returns None.
 
     Raises:
-        ModelCheckpointError: as `load_packed`.
+        ModelCheckpointError: as for `load_packed`.
     """
     parameters, shapes = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}, {}
     is_transposed = shell.get_submodule(name).is_transposed
@@ -160,7 +164,7 @@ def _load_experts(
 def _read_expert(
     config: ConfigFile, name: str, experts: Experts, shapes: Mapping[str, tuple[int, int]], kind: str, expert: int
 ) -> tuple[GroupedWeight | Tensor, Tensor | None]:
-    """Reads a weight and its bias, and checks their shapes; raises ModelCheckpointError like `load_packed`."""
+    """Reads a weight and its bias, and checks their shapes; raises ModelCheckpointError as `load_packed` does."""
     weight, biases, own = experts.read(kind, expert), experts.biases.get(kind), f"{kind} of expert {expert} of {name}"
     shape = tuple(weight.values.shape if isinstance(weight, GroupedWeight) else weight.shape)
     if shape != shapes[kind]:
@@ -172,20 +176,23 @@ def _read_expert(
 
 
 def _dense(weight: GroupedWeight | Tensor, place: "Place | None") -> Tensor:
-    """A dequantised weight, in the dtype of `place` if that is given, which avoids float32 copies of all weights."""
+    """A dequantised weight. If `place` is given, the weight is converted to its dtype at once, so that not all weights
+    are in memory in float32.
+    """
     numbers = weight.dense() if isinstance(weight, GroupedWeight) else weight
     return numbers if place is None else numbers.to(place.dtype)
 
 
 def _placeholder(shape: tuple[int, ...], place: "Place") -> Tensor:
-    """A tensor of a weight's shape, expanded from a single NaN."""
+    """A tensor with a weight's shape, expanded from a single NaN, so that it needs no memory."""
     return torch.full((), float("nan"), dtype=place.dtype).expand(shape)
 
 
 def _check_finite(weight: GroupedWeight, name: str, config: ConfigFile) -> None:
-    """Raises ModelCheckpointError, like `load_packed`, if a scale is not finite."""
+    """Raises ModelCheckpointError if a scale, or a float8 value, is not finite."""
     parts = [*weight.scales, *(weight.minima or ())]
-    # x - x is NaN if x is not finite, and a sum with a NaN is NaN.
+    # x - x is NaN if and only if x is not finite, and a sum that contains a NaN is NaN. A sum therefore tests all
+    # scales of a tensor.
     floats = [part for part in parts if part is not None and part.is_floating_point()]
     is_nan = weight.form is E4M3 and int((weight.values & 127).amax()) == 127
     if is_nan or any(float((part - part).sum()) != 0 for part in floats):

@@ -1,4 +1,4 @@
-"""Registers quantised checkpoints and heads, including GGUF files; imports their readers on use."""
+"""Registers quantised checkpoints and heads, including GGUF files; their readers are imported on first use."""
 
 check_quantiser = "wingbeat.runtime.quantised.checkpoints:check_quantiser"
 load_quantised = "wingbeat.runtime.quantised.checkpoints:load_quantised"

@@ -90,7 +90,7 @@ def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: 
     Args:
         layer: name of the layer, for errors.
         scales, shape: shapes of the scales and of the weight.
-        block: see `block_of`; used in each dimension in which it gives the number of scales.
+        block: see `block_of`; used in each dimension in which it is consistent with the number of scales.
     """
     problem = f"the scales {list(scales)} of {layer}.weight do not fit its {list(shape)}"
     if len(scales) != 2 or len(shape) != 2 or any(part > whole for part, whole in zip(scales, shape, strict=True)):
@@ -98,7 +98,8 @@ def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: 
     widths = []
     for dim, whole in enumerate(shape):
         width = -(-whole // scales[dim])
-        if whole % scales[dim]:  # if the last block is partial, the width is a power of two in all tools
+        # if the last block is partial, the width must be a power of two, as in the files of all known tools
+        if whole % scales[dim]:
             width = 1 << (width - 1).bit_length()
         if block is not None and -(-whole // block[dim]) == scales[dim]:
             width = block[dim]
@@ -136,7 +137,7 @@ def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: in
     zeros = parts.get("weight_zero_point")
     if zeros is None:
         middle = torch.full_like(scale, 2 ** (num_bits - 1), dtype=torch.uint8)
-    else:  # zeros are packed along the rows, but weights along the columns
+    else:  # zero points are packed along the rows, whereas weights are packed along the columns
         middle = unpacked(zeros.t(), num_bits).flatten(1).t()[: len(scale)]
         if middle.shape != scale.shape:
             raise ModelCheckpointError(f"tensor {layer}.weight_zero_point does not fit its scales {list(scale.shape)}")

@@ -1,4 +1,5 @@
-"""Implementation of `wingbeat extract`: runs texts through an engine and records what a drafter trains on.
+"""Implementation of `wingbeat extract`: runs texts through an engine, and records the data on which a drafter is
+trained.
 
 The serving engine generates the answers and computes the hidden states in the same passes. Each text is therefore
 computed only once, with the weights in the form in which they are served.
@@ -41,8 +42,8 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 _TEXT_SETTINGS = ("sequence_length", "own_share", "greedy_fraction", "temperature", "dtype", "seed")
 """Settings that determine the recorded sequences, in addition to the fields of `RecordingSpec`."""
 _HELD_SHARDS = 8
-"""Number of shards that finished sequences may fill while they wait for sequences begun earlier (shards hold
-sequences in order). At this limit no further sequence is begun.
+"""Maximum number of shards' worth of finished sequences that wait in memory. A finished sequence waits for all
+sequences with lower numbers, because shards contain the sequences in order. At this limit no further sequence is begun.
 """
 
 
@@ -65,7 +66,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
         ValueError: model, text and settings do not fit each other, or the folder holds another recording.
     """
     folder = config.model_folder()
-    # raises an error early, before texts are encoded, if the model cannot be read
+    # if the model cannot be read, this raises the error before the texts are encoded
     TargetDescription.from_checkpoint(folder)
     source = _source(config, folder)
     engine = _engine(config, folder)
@@ -103,11 +104,13 @@ class _Sequences:
         self.ended: dict[str, FinishedSequence] = {}
 
     def reserve(self, num_bytes: int) -> bool:
-        """Always grants memory: the number of running and waiting sequences already limits it."""
+        """Always returns True, because the number of running and waiting sequences already limits the memory."""
         return True
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Does nothing: the recorder calls it for a sequence without rows, which holds no memory."""
+        """Does nothing, because the recorder calls this method only for sequences without rows, which hold no
+        memory.
+        """
 
     def put(self, sequence: FinishedSequence) -> None:
         """Keeps the sequence until the engine has output its last tokens."""
@@ -124,14 +127,16 @@ class _Extraction:
         self.begun = writer.num_sequences
         self.sequences = _Sequences()
         self.logprobs: dict[str, list[TokenLogprob]] = {}
-        """By request id of a running sequence, the log-probabilities of its tokens from the second token on."""
+        """By request id of a running sequence: the log-probabilities of the sequence's tokens from the second token
+        on.
+        """
         self.held: dict[int, Record] = {}
         """Finished sequences by number; a sequence is kept until all sequences before it are written."""
 
     def run(self) -> None:
         """Runs all missing sequences.
 
-        Raises RecordingFull if the next shard does not fit; the shards before it are written by then.
+        Raises RecordingFull if the next shard exceeds the size limit; all earlier shards are then complete.
         """
         config, engine, writer = self.config, self.engine, self.writer
         spec = writer.index.spec
@@ -162,7 +167,8 @@ class _Extraction:
             start = self.source.start(self.begun)
             prompt = start.token_ids[: self.engine.config.max_model_len - 1].tolist()
             params = SamplingParams(
-                # The last token of a text has no row of taps, so one token more is generated and then dropped.
+                # The last token of a text has no row of taps, so one token more than needed is generated and then
+                # dropped.
                 max_tokens=min(start.length + 1, self.engine.config.max_model_len) - len(prompt),
                 temperature=start.temperature,
                 seed=start.seed,
@@ -194,7 +200,7 @@ class _Extraction:
             del self.logprobs[output.request_id]
 
     def _tops(self, logprobs: list[TokenLogprob]) -> dict[str, Tensor]:
-        """Likeliest tokens by row; log-probabilities are stored as logits, because their logsumexp is 0."""
+        """The likeliest tokens of each row. Log-probabilities are stored as logits whose logsumexp is 0."""
         if not self.config.top_k:
             return {}
         top = torch.tensor([one.top[: self.config.top_k] for one in logprobs], dtype=torch.float64)
@@ -205,7 +211,7 @@ class _Extraction:
         }
 
     def _write(self) -> None:
-        """Passes finished records to the writer, in order, up to the first number that is missing."""
+        """Passes finished records to the writer in order, up to the first sequence that has not finished."""
         while (record := self.held.pop(self.writer.num_sequences + self.writer.num_pending, None)) is not None:
             self.writer.add(record)
 
@@ -219,7 +225,8 @@ def _engine(config: ExtractConfig, folder: Path) -> Engine:
         max_num_seqs=config.batch_size,
         max_model_len=config.sequence_length + 1,
         lower_max_model_len=True,
-        # tokens of cached prefixes would not be computed, so their hidden states could not be recorded
+        # no prefix caching, because tokens of cached prefixes are not computed, so their hidden states could not be
+        # recorded
         enable_prefix_caching=False,
     )
     settings = PairSettings.of(
@@ -249,7 +256,7 @@ def _source(config: ExtractConfig, folder: Path) -> TextSource:
         prompts = read_prompts(config.prompts, Tokenizer.load(folder))
         return PromptSource(prompts, config.sequence_length, MIN_ANSWER, sampling)
     tokenizer = Tokenizer.load(folder).hugging_face
-    # The files that every training run holds out are held out here, too.
+    # Files that training runs hold out are not recorded.
     documents = encode_documents(tokenizer, split_files(config.corpus, config.suffixes).train)
     return CorpusSource(documents, config.sequence_length, config.own_share, sampling)
 

@@ -33,7 +33,7 @@ class Record(NamedTuple):
     token_ids: Tensor
     """Tokens of the sequence, int32 [num_tokens]."""
     taps: Tensor
-    """[num_tokens, taps_size]: row i holds the taps from the verifier's pass over token i."""
+    """[num_tokens, taps_size]: row i contains the taps that the verifier computed at token i."""
     loss_mask: Tensor
     """bool [num_tokens]: whether the prediction of token i is trained; False for a user's text."""
     position: int = 0
@@ -126,7 +126,9 @@ class RecordingIndex(BaseModel):
 
 
 def hashed_share(content: bytes) -> float:
-    """Hash of bytes, uniform in [0, 1): items whose hash is below a share are selected, always the same ones."""
+    """Hash of bytes, uniform in [0, 1). To select a share of items reproducibly, select those whose hash is below the
+    share.
+    """
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
 
 
@@ -177,7 +179,8 @@ def write_index(folder: Path, index: RecordingIndex) -> None:
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Writes a file under a temporary name and renames it.
 
-    If the process is killed, the file is the old one, missing, or the complete new one, but never incomplete.
+    If the process is killed, the old file (if there was one) or the complete new file remains, but never an incomplete
+    file.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     write(temporary)

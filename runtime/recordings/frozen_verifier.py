@@ -18,8 +18,8 @@ class Observation(NamedTuple):
     logits: Tensor
     """[batch, length, vocab_size]; row i predicts token i + 1."""
     taps: Tensor
-    """[batch, length, num_taps * hidden_size]: residual stream at the input of the tapped layers, not normalised,
-    lowest layer first. A tap after the last layer is the normalised input of the output matrix.
+    """[batch, length, num_taps * hidden_size]: inputs of the tapped layers (the residual stream, not normalised),
+    lowest layer first. A tap after the last layer is the input of the output matrix, which is normalised.
     """
 
 
@@ -30,7 +30,8 @@ class FrozenVerifier:
         tap_layers: see `LayerTaps`.
 
     Raises:
-        ValueError: the checkpoint cannot be loaded, a tap names a layer the model lacks, or the layers cannot be found.
+        ValueError: the checkpoint cannot be loaded, the model does not have one of the tapped layers, or the model's
+            layers cannot be found.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class FrozenVerifier:
             prefix: int64 [batch, prefix_length].
             length: tokens per row of the result, prefix included.
             temperature: [batch]; zero means greedy.
-            generator: source of the noise, on the CPU; not needed when every row is greedy.
+            generator: random generator of the sampling noise, on the CPU; not needed if all rows are greedy.
 
         Returns:
-            int64 [batch, length]. An end-of-text token does not stop a row; the tokens behind it form a new document.
+            int64 [batch, length]. An end-of-text token does not stop a row; the tokens after it form a new document.
         """
         cache = DynamicCache(config=self.model.config)
         rows, new = [prefix], prefix

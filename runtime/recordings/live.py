@@ -1,7 +1,7 @@
 """Records live traffic: the hidden states that rounds compute anyway, for a sampled share of the requests.
 
-The engine's thread only copies rows; a separate thread writes finished sequences. If that thread falls behind,
-sequences are dropped: recording may use memory up to a limit, but must never delay a round.
+The engine's thread only copies rows; a separate thread writes finished sequences. If the writing thread falls behind,
+sequences are dropped, because recording must neither delay a round nor exceed its memory limit.
 """
 
 from collections import deque
@@ -47,11 +47,13 @@ class Sink(Protocol):
         ...
 
     def reserve(self, num_bytes: int) -> bool:
-        """Reserves memory for rows that are about to be copied; returns False if no memory is left."""
+        """Reserves memory for rows that will be copied next; returns False if no memory is left."""
         ...
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Releases the memory of a sequence that is not passed to `put`; `dropped` also counts it as lost."""
+        """Releases the memory of a sequence that is not passed to `put`. If `dropped`, the sequence is counted as
+        dropped.
+        """
         ...
 
     def put(self, sequence: FinishedSequence) -> None:
@@ -75,7 +77,9 @@ class _Growing:
 
 
 class _Copy:
-    """Rows that are being copied to the host; the copy is enqueued behind the round that computed the rows."""
+    """Rows that are being copied to the host. The copy is enqueued on the device after the round that computed the
+    rows.
+    """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self._event: torch.cuda.Event | None = None
@@ -89,7 +93,7 @@ class _Copy:
         self._event.record()
 
     def wait(self) -> Tensor:
-        """Waits for the copy; returns the rows in memory that stays valid."""
+        """Waits for the copy, and returns the rows in memory that later rounds do not overwrite."""
         if self._event is None:
             return self._host
         self._event.synchronize()
@@ -130,7 +134,9 @@ class LiveRecording(RoundObserver):
         self._copies: deque[_RoundCopy] = deque()
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Enqueues copies of the round's recorded rows behind the round, before the next round overwrites the rows."""
+        """Enqueues copies of the round's recorded rows. The copies run after the round and before the next round, which
+        overwrites the rows.
+        """
         plan, paths = flight.plan, flight.decodes
         rows = [row for row, seq in enumerate(plan.decodes) if self._growing(seq) is not None]
         decodes = None
@@ -146,7 +152,9 @@ class LiveRecording(RoundObserver):
         self._copies.append(_RoundCopy(flight, rows if decodes is not None else [], decodes, chunks))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Appends the rows of the oldest round in flight; called before the round's sequences get its tokens."""
+        """Appends the recorded rows of the oldest round in flight. Called before the round's tokens are added to the
+        sequences.
+        """
         copy = self._copies.popleft()
         if copy.flight is not flight:
             raise RuntimeError("rounds were settled in another order than they were launched in")
@@ -161,7 +169,8 @@ class LiveRecording(RoundObserver):
         for index, row in enumerate(copy.decode_rows):
             seq = plan.decodes[row]
             if flight.live[row]:
-                # A decode's root is the sequence's last token, and its position is the first that the round computed.
+                # The root of a decode is the sequence's last token, so the root's position is the first position that
+                # the round computed.
                 self._append(seq, len(seq.token_ids) - 1, taps[index, : len(result.token_ids[row])].clone())
 
     def abandoned(self) -> None:
@@ -173,7 +182,7 @@ class LiveRecording(RoundObserver):
         growing = self._requests.pop(request_id, None)
         if growing is None:
             return
-        # The last round may have computed positions behind the token that ended the text; these are dropped.
+        # The last round may have computed positions after the token that ended the text; their rows are dropped.
         num_tokens = min(growing.num_rows, len(growing.seq.token_ids) - growing.position)
         if num_tokens < self._min_tokens:
             self._sink.give_back(growing.num_bytes, dropped=False)
@@ -201,7 +210,7 @@ class LiveRecording(RoundObserver):
         self._sink.forget()
 
     def _growing(self, seq: Sequence) -> _Growing | None:
-        """Copied rows of a sequence; None for a sequence that is not recorded."""
+        """The rows of a sequence that were copied so far; None for a sequence that is not recorded."""
         request_id = seq.request.request_id
         if request_id not in self._requests:
             wanted = self._sink.is_open and is_sampled(request_id, self._share) and may_be_kept(seq.request)
@@ -238,7 +247,7 @@ def may_be_kept(request: Request) -> bool:
     """Whether a request's tokens may be stored.
 
     Three kinds of requests are not stored: those that opt out of learning; those with a cache salt, because their cache
-    is private; and those with spans, because a recording holds only tokens, not the content of spans.
+    is private; and those with spans, because a recording contains only tokens, not the content of spans.
     """
     return request.params.learn and not request.params.cache_salt and not request.spans
 

@@ -1,8 +1,8 @@
 """Thread that writes recorded sequences to disk, within limits of memory and disk space.
 
 A full or failing disk suspends the recording: the thread tries the disk periodically and resumes once a write succeeds.
-All classes of exceptions are handled in this way, because the libraries that write raise classes other than OSError,
-and an exception that ended the thread would end all recording.
+All classes of exceptions are handled in this way, because the libraries that write files also raise other classes than
+OSError, and an exception that ends the thread would end all recording.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 
 logger = logging.getLogger(__name__)
 MEMORY_BYTES = 256 * 2**20
-"""Maximum bytes of sequences that are growing or wait to be written; beyond this, sequences are dropped."""
+"""Maximum bytes of sequences that are being recorded or wait to be written; above this limit, sequences are dropped."""
 SHARD_BYTES = 32 * 2**20
 FLUSH_S = 300.0
-"""Maximum seconds for which sequences wait until their shard is full."""
+"""Maximum seconds for which sequences wait for their shard to become full; then the shard is written as it is."""
 RETRY_S = 10.0
 """Seconds between attempts to write to a disk that has failed."""
 PROBE_FILE, PROBE_BYTES = "probe.tmp", 4096
@@ -78,11 +78,11 @@ class LiveWriter:
         self._writer: RecordingWriter | None = None
         self._waiting = 0
         self._unwritten = 0
-        """Bytes of the taps in the shard that could not be written."""
+        """Bytes of taps of the last shard that could not be written."""
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._forgets = False
-        """Whether recorded sequences must still be discarded."""
+        """Whether the thread must still discard the recorded sequences."""
         self._queue: queue.SimpleQueue[FinishedSequence | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wingbeat-recording", daemon=True)
         self._thread.start()
@@ -93,7 +93,7 @@ class LiveWriter:
         return self.stats.stopped is None
 
     def reserve(self, num_bytes: int) -> bool:
-        """Reserves memory for rows that are about to be copied.
+        """Reserves memory for rows that will be copied next.
 
         Returns False if no memory is left or recording is suspended.
         """
@@ -104,7 +104,9 @@ class LiveWriter:
             return True
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Releases the memory of a sequence that is not passed to `put`; `dropped` also counts it as lost."""
+        """Releases the memory of a sequence that is not passed to `put`. If `dropped`, the sequence is counted as
+        dropped.
+        """
         with self._lock:
             self._used_bytes -= num_bytes
             self.stats.num_dropped += dropped
@@ -114,7 +116,7 @@ class LiveWriter:
         self._queue.put(sequence)
 
     def forget(self) -> None:
-        """Makes the thread discard every sequence that was received before this call and is not written yet."""
+        """Makes the thread discard all sequences that were received before this call and are not written yet."""
         self._queue.put(_FORGET)
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -207,7 +209,7 @@ class LiveWriter:
         self.stats.stopped, self._unwritten = reason, num_bytes
 
     def _retry(self) -> None:
-        """Resumes the recording if the disk now has room for a shard as large as the one that failed."""
+        """Resumes the recording if a shard as large as the shard that failed can now be written to the disk."""
         try:
             self._try_disk(self._unwritten)
         except Exception as error:
@@ -230,10 +232,12 @@ class LiveWriter:
 
 
 def _bytes_below(root: Path) -> int:
-    """Bytes of the shards of all recordings in a folder, including shards that killed processes left half written."""
+    """Total bytes of the shards of all recordings in a folder, including shards that killed processes left half
+    written.
+    """
     total = 0
     for path in root.glob("*/shard-*"):
-        with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+        with contextlib.suppress(FileNotFoundError):  # another process has just renamed the file
             total += path.stat().st_size
     return total
 

@@ -18,7 +18,7 @@ class RunProgress:
         task: name of the run, one word.
         total: number of items of the whole run.
         done: number of items that earlier runs have done.
-        enabled: False shows nothing; it is False in all processes of a run but the first.
+        enabled: False shows nothing; False in all processes of a run except the first.
     """
 
     def __init__(self, task: str, total: int, done: int = 0, enabled: bool = True) -> None:

@@ -1,4 +1,6 @@
-"""Reads recordings as training data: batches of fixed-length windows from memory-mapped shards, addressed by step."""
+"""Reads recordings as training data: batches of fixed-length windows from memory-mapped shards, selected by step
+number.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +31,9 @@ class RecordingBatch(NamedTuple):
     token_ids: Tensor
     """Tokens of the windows, int64 [batch, length]."""
     taps: Tensor
-    """[batch, length, taps_size], in the recording's dtype: row i holds the taps from the verifier's pass over token
-    i."""
+    """[batch, length, taps_size], in the recording's dtype: row i contains the taps that the verifier computed at token
+    i.
+    """
     loss_mask: Tensor
     """bool [batch, length]: whether the prediction of token i is trained; False in prompts and padding."""
     lengths: Tensor
@@ -43,8 +46,8 @@ class RecordingBatch(NamedTuple):
     target_top_logits: Tensor | None
     """Logits of `target_top_ids`, float32 [batch, length, top_k]."""
     logsumexp: Tensor | None
-    """float32 [batch, length], over the whole vocabulary: exp(top_logits - logsumexp) are exact probabilities; the
-    remaining probability belongs to all other tokens. In padding, top_logits are 0 and logsumexp is infinite, so
+    """float32 [batch, length], over the whole vocabulary, so that exp(top_logits - logsumexp) are exact probabilities.
+    The remaining probability belongs to all other tokens. In padding, top_logits are 0 and logsumexp is infinite, so
     probabilities are 0.
     """
 
@@ -61,10 +64,11 @@ class RecordingReader:
     """Data set in a recording's folder, or in a folder of recordings (one for each server that wrote live traffic).
 
     Args:
-        adapter: `name@digest` of the sequences to read; sequences of other adapters belong to other models.
-        held_out: True reads the held-out sequences, False the training sequences, None all. The prompt alone determines
-            to which part a sequence belongs, so that sequences with equal prompts are in the same part and no sequence
-            changes its part while a recording grows.
+        adapter: `name@digest` of the sequences to read; sequences of other adapters are skipped, because they come from
+            another model.
+        held_out: True reads the held-out sequences, False the training sequences, None all. Whether a sequence is held
+            out depends on its prompt alone. Sequences with equal prompts are therefore on the same side, and no
+            sequence changes sides while a recording grows.
 
     Raises:
         RecordingError: there is no recording, it is damaged or empty, or several recordings do not belong together.
@@ -135,8 +139,8 @@ class RecordingReader:
     def batch(self, step: int, batch_size: int, length: int) -> RecordingBatch:
         """The windows from number `step * batch_size` on; a pure function of recording, seed and arguments.
 
-        In each epoch, every sequence is cut into windows from a random offset on, and the windows of all sequences are
-        shuffled. A sequence shorter than `length` is one window.
+        In each epoch, each sequence is cut into windows beginning at a random offset, and the windows of all sequences
+        are shuffled. A sequence shorter than `length` is one window.
         """
         per_epoch = self.num_windows(length)
         rows = []
@@ -146,9 +150,11 @@ class RecordingReader:
         return self._read(rows, length)
 
     def token_weights(self) -> Tensor:
-        """Weight of each token as a training target, float64 [vocab_size]: its count plus its recorded probabilities.
+        """Weight of each token as a training target, float64 [vocab_size]: its number of occurrences plus the sum of
+        its recorded probabilities.
 
-        The probabilities count tokens that did not occur in the recorded texts but could have occurred.
+        Through the probabilities, tokens also have weight that did not occur in the recorded texts but could have
+        occurred.
         """
         size = self.spec.vocab_size
         weights = torch.zeros(size, dtype=torch.float64)

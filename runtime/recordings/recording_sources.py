@@ -17,9 +17,9 @@ from wingbeat.runtime.recordings.token_windows import WindowSampler
 from wingbeat.runtime.tokenizer import Tokenizer
 
 _PREFIX_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of a sequence that the corpus provides if the verifier writes the rest.
+"""Possible shares of a sequence that come from the corpus if the verifier generates the rest.
 
-The values are few, so that many rows of a batch have equal lengths.
+There are only a few values, so that many rows of a batch have equal lengths.
 """
 
 
@@ -52,7 +52,9 @@ class TextSource(Protocol):
     """Beginnings of sequences, by number."""
 
     digest: str
-    """Digest of all text of the source; it prevents that a recording is continued with another text."""
+    """Digest of all text of the source. A comparison of digests prevents that a recording is continued with another
+    text.
+    """
     num_starts: int | None
     """Number of beginnings; None for unlimited."""
     stops: bool
@@ -64,8 +66,8 @@ class TextSource(Protocol):
 
 
 class CorpusSource:
-    """Windows of a corpus: some are used completely; for others only the beginning is used, and the verifier continues
-    it.
+    """Windows of a corpus: some windows are used completely; of the others only the beginning is used, which the
+    verifier continues.
 
     Args:
         documents: int64 [length] each, from `encode_documents`.
@@ -98,11 +100,11 @@ class CorpusSource:
 
 
 class PromptSource:
-    """Prompts in their order, each answered by the verifier up to its end-of-text token.
+    """Prompts in the order of the file. The verifier answers each prompt up to an end-of-text token.
 
     Args:
         prompts: token ids; prompts that leave fewer than `min_answer` tokens for the answer are skipped and counted.
-        length: most tokens of prompt and answer.
+        length: maximum number of tokens of prompt and answer together.
 
     Raises:
         ValueError: no prompt is left.
@@ -135,7 +137,7 @@ def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
     template. Assistant messages at the end are dropped, because the verifier writes the answers.
 
     Raises:
-        ValueError: a line has another form, or the template refuses it; the message names file and line.
+        ValueError: a line has another form, or the template raises an error for it; the message names file and line.
     """
     prompts = []
     with path.open(encoding="utf-8") as file:

@@ -1,8 +1,8 @@
 """Bounded store of served rounds on disk: new shards are added, older shards are thinned out, expired ones removed.
 
 Every shard is a recording of its own, in folder `train` or, for a share of the prompts, in `held`, which is never
-trained on. If room is needed, a shard is drawn at random from all but the newest quarter and removed, so that shards of
-all ages remain.
+trained on. If space is needed, a shard outside the newest quarter is drawn at random and removed, so that shards of all
+ages remain.
 """
 
 import errno
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 TRAIN, HELD = "train", "held"
 HELD_SHARE = 0.2
 SHARD_BYTES, FLUSH_S = 4 * 2**20, 10.0
-"""Shards are small and waits are short, because sequences should soon be available for training, and because room is
-made by removing whole shards.
+"""Bytes of a shard, and seconds that sequences wait for their shard. Both are small, so that sequences are soon
+available for training. Shards are small also because space is freed by removing whole shards.
 """
 NEWEST = 0.25
 CHECKSUM_FILE, FORGOTTEN = "sha256", "forgotten"
@@ -42,11 +42,11 @@ class Kept(NamedTuple):
 
 
 class RoundRing:
-    """A ring's folder; any number of processes may have an object for the same folder.
+    """A ring's folder; several processes may have an object for the same folder.
 
     Args:
-        max_bytes: most bytes of all files in the folder.
-        expire_s: age in seconds at which a shard is removed even if there is room.
+        max_bytes: maximum total bytes of the files in the folder.
+        expire_s: age in seconds at which a shard is removed even if no space is needed.
         clock: returns seconds since 1970.
     """
 
@@ -62,7 +62,9 @@ class RoundRing:
 
     @contextmanager
     def room_for(self, num_bytes: int) -> Iterator[bool]:
-        """Locks the ring and makes room for `num_bytes` bytes; yields False if the whole ring is smaller than that."""
+        """Locks the ring and frees space for `num_bytes` bytes. Yields False if `num_bytes` exceeds the size of the
+        whole ring.
+        """
         make_private_folder(self.folder)
         with locked(self.folder / "ring.lock"):
             self._expire()
@@ -104,12 +106,13 @@ class RoundRing:
     def _expire(self) -> None:
         oldest = 1e9 * (self._clock() - self._expire_s)
         for path in self._shards():
-            # Writers hold the ring's lock, so only a process that was killed can have left an incomplete shard.
+            # Writers hold the ring's lock while they write, so an incomplete shard can only come from a process that
+            # was killed.
             if _made_at(path) < oldest or not _is_complete(path):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove_damaged(self) -> None:
-        """Removes shards whose checksum differs, because a damaged shard could end every training run that reads it."""
+        """Removes shards whose checksum differs, because a damaged shard could end all training runs that read it."""
         shards = self._shards()
         for path in shards:
             if path.name not in self._checked and _is_damaged(path):
@@ -139,7 +142,7 @@ class RingWriter(LiveWriter):
     ) -> None:
         self._ring = ring
         self._pending: dict[bool, list[FinishedSequence]] = {False: [], True: []}
-        # A shard is at most a tenth of the ring, so that the ring has room for shards of different times.
+        # A shard is at most a tenth of the ring, so that the ring can contain shards of different times.
         shard_bytes = min(shard_bytes, max(ring.max_bytes // 10, 1))
         super().__init__(
             ring.folder, ring.folder, spec, ring.max_bytes, shard_bytes=shard_bytes, flush_s=flush_s, retry_s=retry_s
@@ -203,7 +206,9 @@ class RingWriter(LiveWriter):
 
 
 def is_held_out(sequence: FinishedSequence) -> bool:
-    """Whether a sequence is held out of training; the whole prompt decides, so equal prompts stay together."""
+    """Whether a sequence is held out of training. The decision depends on the whole prompt, so sequences with equal
+    prompts are on the same side.
+    """
     return hashed_share(array("q", sequence.prompt).tobytes()) < HELD_SHARE
 
 
@@ -221,7 +226,9 @@ def _is_complete(path: Path) -> bool:
 
 
 def _is_damaged(path: Path) -> bool:
-    """Whether a shard differs from its checksum; False if there is no checksum or the shard was removed meanwhile."""
+    """Whether a shard's content does not match its checksum. False if there is no checksum, or if the shard was removed
+    meanwhile.
+    """
     try:
         return (path / CHECKSUM_FILE).read_bytes() != digest_of(path, "*.*").encode()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Token ids of a corpus, cut into windows.
 
-Every function depends only on paths, seeds and step numbers, so that a resumed run sees the batches that an
-uninterrupted run would have seen.
+Results depend only on paths, seeds and step numbers, so that a resumed run gets the same batches as an uninterrupted
+run.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def encode_documents(tokenizer: PreTrainedTokenizerBase, paths: Iterable[Path]) 
 
 
 class WindowSampler:
-    """Batches of fixed-length windows from a shuffled stream of documents, addressed by step.
+    """Batches of fixed-length windows from a shuffled stream of documents, selected by step number.
 
     Each epoch shuffles the documents, joins them into one stream, rotates the stream by a random offset, cuts it and
     shuffles the windows. `batch` is a pure function of (documents, seed, cursor), so no state has to be saved to

@@ -31,10 +31,10 @@ class RecordingWriter:
     """Owner of a recording's folder: creates the recording, or continues an existing one.
 
     A shard belongs to the recording once the index lists it. Shard and index are each written under a temporary name
-    and then renamed, so a kill loses at most the sequences since the last `flush`.
+    and then renamed, so that at most the sequences added since the last `flush` are lost if the process is killed.
 
     Args:
-        max_bytes: most bytes of all shards together.
+        max_bytes: maximum total bytes of all shards.
 
     Raises:
         RecordingError: the folder holds a recording of another verifier or of other settings; the message names the
@@ -71,10 +71,11 @@ class RecordingWriter:
         return self._pending_tokens * self.index.spec.bytes_per_token
 
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:
-        """Raises RecordingFull if a shard with these numbers of tokens and sequences would not fit.
+        """Raises RecordingFull if a shard with these numbers of tokens and sequences would exceed `max_bytes` or the
+        free disk space.
 
         Args:
-            used_bytes: bytes that already count against `max_bytes`; default: the bytes of this recording's shards.
+            used_bytes: bytes that already count towards `max_bytes`; None means the bytes of this recording's shards.
         """
         used = self.index.num_bytes if used_bytes is None else used_bytes
         needed = num_tokens * self.index.spec.bytes_per_token + num_sequences * 12 + HEADER_BYTES

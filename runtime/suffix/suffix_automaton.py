@@ -2,10 +2,10 @@
 
 The automaton holds only tokens and counts, nothing about requests.
 
-A state stands for all contexts (substrings) that end at the same places of the text, so n tokens need at most 2 n
-states, and appending a token takes amortised constant time. Several texts share one automaton; each text is extended at
-its own end (Blumer et al., The smallest automaton recognizing the subwords of a text, 1985; generalised to several
-texts).
+A state stands for all contexts (substrings) that end at the same positions of the text, so n tokens need at most 2 n
+states, and appending a token takes amortised constant time. An automaton can contain several texts, each of which is
+extended at its own end (Blumer et al., The smallest automaton recognizing the subwords of a text, 1985; generalised to
+several texts).
 
 This is plain Python because appending a token is a few dictionary look-ups, each of which needs the result of the one
 before; tensors would only be slower.
@@ -18,12 +18,12 @@ from typing import NamedTuple
 MAX_CONTEXT_TOKENS = 32
 """Maximum length in tokens of contexts that are counted and matched.
 
-Longer contexts hardly predict better, and the limit bounds the steps that counting a token takes, however repetitive
-the text is.
+Longer contexts hardly predict better. The limit also bounds the number of steps that counting a token takes in
+repetitive texts.
 """
 MAX_FOLLOWERS = 64
-"""Maximum number of followers of a context that are considered, in order of their first occurrence; frequent
-followers usually occur early.
+"""Maximum number of followers of a context that are considered. The followers that occurred first are considered,
+because frequent followers usually occur early.
 """
 
 _ROOT = 0
@@ -44,7 +44,7 @@ class Follower(NamedTuple):
     probability: float
     """Estimated probability; the probabilities of all followers sum to less than 1."""
     share: float
-    """Share of the context's occurrences (those with a follower) in which this token followed."""
+    """Share of the context's occurrences, not counting those at the end of a text, in which this token followed."""
     cursor: Cursor
     """Position of the context with this token appended."""
 
@@ -62,12 +62,12 @@ class SuffixAutomaton:
     def __init__(self) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._link: list[int] = [-1]
-        """By state, its suffix link: the state of the longest suffix that ends in more places."""
+        """Suffix link by state: the state of the longest suffix that ends at more positions."""
         self._length: list[int] = [0]
-        """By state, the number of tokens of its longest context."""
+        """Number of tokens of the longest context, by state."""
         self._count: list[int] = [0]
-        """By state, the number of places where its contexts end; only contexts of up to MAX_CONTEXT_TOKENS tokens
-        are counted.
+        """Number of positions at which the contexts end, by state; only contexts of up to MAX_CONTEXT_TOKENS tokens are
+        counted.
         """
         self.num_tokens = 0
 
@@ -103,8 +103,8 @@ class SuffixAutomaton:
     def continuations(self, cursor: Cursor, most: int) -> list[Follower]:
         """The likeliest tokens after the longest suffix of a context that has followers.
 
-        Shorter suffixes contribute only if the longer ones have fewer than `most` followers; the probabilities from a
-        shorter suffix are scaled by the probability that the longer suffixes leave over.
+        Shorter suffixes contribute only if the longer suffixes have fewer than `most` followers. Probabilities from a
+        shorter suffix are multiplied by 1 minus the sum of the followers' probabilities at the longer suffixes.
         """
         found: dict[int, Follower] = {}
         left = 1.0
@@ -124,8 +124,8 @@ class SuffixAutomaton:
         return self.followers(self.longest_followed(cursor), most)
 
     def followers(self, cursor: Cursor, most: int) -> list[Follower]:
-        """The likeliest tokens after a context, likeliest first; among equal counts, the token that first occurred
-        latest.
+        """The likeliest tokens after a context, likeliest first. Among tokens with equal counts, the token that was
+        added to the context's followers last comes first.
 
         The list is empty for an empty context.
 
@@ -133,7 +133,7 @@ class SuffixAutomaton:
         length. In a context of `length` tokens with n followed occurrences and d distinct followers, unseen tokens
         count as d / length occurrences, so that P(token) = count of the token / (n + d / length).
         """
-        # The context with a follower appended must still be short enough to be counted.
+        # The context is shortened so that the context with a follower appended is still short enough to be counted.
         state, length = self._normal(Cursor(cursor.state, min(cursor.length, MAX_CONTEXT_TOKENS - 1)))
         following, count = self._next[state], self._count
         if not following or not length:
@@ -195,7 +195,9 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token_id: int, known: int) -> int:
-        """Makes a new state for the contexts of `known` that are no longer than (`state`, token)."""
+        """Splits a state: makes a new state for those contexts of `known` that are at most as long as (`state`,
+        token).
+        """
         following, link = self._next, self._link
         clone = self._new_state(dict(following[known]), link[known], self._length[state] + 1, self._count[known])
         link[known] = clone
@@ -220,7 +222,9 @@ class SuffixAutomaton:
         return self._normal(Cursor(state, min(length, MAX_CONTEXT_TOKENS)))
 
     def _normal(self, cursor: Cursor) -> Cursor:
-        """Cursor with the state that holds the context now; splits and shortening move a context along suffix links."""
+        """Returns the cursor with the state to which the context belongs now. After a split or a shortening, that state
+        is reached by suffix links.
+        """
         state, length = cursor
         link = self._link
         while state > _ROOT and self._length[link[state]] >= length:

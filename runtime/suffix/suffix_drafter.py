@@ -18,13 +18,13 @@ _PREFIX = "suffix_decoding_"
 
 
 class SuffixDrafter(Drafter):
-    """Chains, or trees if the speculation config has branches, copied from earlier text.
+    """Drafts chains, or trees if the speculation config allows branches, with tokens copied from earlier text.
 
     Args:
         speculation: shape of the trees.
         max_shared_tokens: see `SuffixTexts`.
-        max_tokens_per_pass: maximum number of tokens added per pass. A longer prompt is added over several passes, so
-            that other requests need not wait for it; until then its request gets no drafts.
+        max_tokens_per_pass: maximum number of tokens added per pass. A longer prompt is added in several passes, so
+            that other requests need not wait. Its request gets no drafts before the whole prompt is added.
         limits: further limits.
     """
 
@@ -41,7 +41,7 @@ class SuffixDrafter(Drafter):
         self._texts = SuffixTexts(speculation, max_shared_tokens, limits)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Does nothing: no memory is reserved, because texts are stored by slot as they come; see `Drafter.resize`."""
+        """Does nothing, because texts are stored by slot in memory that grows as needed; see `Drafter.resize`."""
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
         """Adds new tokens, then drafts; see `Drafter.draft`."""
@@ -63,7 +63,9 @@ class SuffixDrafter(Drafter):
                 self._texts.take_in(request, history[request.num_known : until].tolist())
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """Trees with the likeliest continuations of each longest known context; bare roots if no context is known."""
+        """A tree for each sequence, with the likeliest continuations of the sequence's longest known context; a bare
+        root if no context is known.
+        """
         self.commit(batch)
         return self._propose(batch)
 
@@ -111,8 +113,8 @@ class _Trees(NamedTuple):
 def _begins(request: KnownText, history: Tensor, length: int) -> bool:
     """Whether the known tokens can be the beginning of a token history.
 
-    The check is needed because another verifier, with epochs of its own, may use the slot now. Only the last known
-    token is compared; a wrong result costs speed, but does not change answers.
+    The check is needed because the slot may now belong to another verifier, whose epochs are unrelated. Only the last
+    known token is compared, because a wrong result lowers speed but does not change answers.
     """
     known = request.num_known
     return known <= length and (not known or history[known - 1].item() == request.last_token_id)

@@ -19,11 +19,11 @@ LEVELS_PER_TOKEN = 4.0
 MIN_PROBABILITY = 0.01
 """Minimum estimated path probability of a drafted node."""
 TAIL_TOKENS = 8
-"""Number of tokens before an output (or before a part of it) that are added to the shared texts together with the
-output, so that the output's beginning can be matched.
+"""Number of tokens before an output, or before a part of an output, that are added to the shared texts together with
+the output. With them, the output's beginning can also be matched.
 """
 MAX_SHARED_TOKENS = 1 << 17
-"""Number of tokens of outputs, running or finished, that are remembered; a token takes about 500 bytes."""
+"""Number of tokens of outputs, of running or finished requests, that are remembered. A token needs about 500 bytes."""
 _LEAST_SCORE = log(MIN_PROBABILITY)
 _START, _NOWHERE = Text(), Cursor()
 
@@ -38,12 +38,13 @@ class SuffixLimits(NamedTuple):
     max_spec_factor: float | None = None
     """Number of drafted levels per token of the context."""
     min_token_prob: float | None = None
-    """Minimum share of a context's occurrences in which the drafted tokens followed."""
+    """Minimum share of a context's occurrences in which the drafted tokens up to a node followed."""
 
     def levels(self, context_length: int) -> int:
         """Maximum levels of a draft after a context of this length.
 
-        Every suffix of the context also matches, and a shorter context may allow more levels.
+        The suffixes of the context match, too, and a shorter context may allow more levels; the maximum over all of
+        them is returned.
         """
         factor = LEVELS_PER_TOKEN if self.max_spec_factor is None else self.max_spec_factor
         if self.max_tree_depth is None:
@@ -81,14 +82,14 @@ class KnownText:
     shared: Text = _START
     older: Cursor = _NOWHERE
     counted_in: int = -1
-    """Generation of the shared texts whose younger automaton counts this request."""
+    """Generation of the shared texts in which this request was last counted in the younger automaton."""
 
 
 class _SharedTexts:
     """Outputs of all requests, running or finished; the oldest outputs are dropped.
 
-    An automaton cannot delete tokens. There are therefore two automata; tokens are added to the younger one, and when
-    it is full, it replaces the older one.
+    An automaton cannot delete tokens. There are therefore two automata. Tokens are added to the younger automaton; when
+    the younger automaton is full, it becomes the older one, and a new automaton is begun.
     """
 
     def __init__(self, max_tokens: int, max_requests: int | None) -> None:
@@ -138,7 +139,8 @@ class SuffixTexts:
 
     Args:
         speculation: shape of the trees.
-        max_shared_tokens: see `MAX_SHARED_TOKENS`; 0 means that each request is drafted for from its own text only.
+        max_shared_tokens: see `MAX_SHARED_TOKENS`; 0 means that drafts for a request are made only from the request's
+            own text.
         limits: further limits.
     """
 
@@ -186,7 +188,7 @@ class SuffixTexts:
         heap: list[tuple[float, int, TextNode]] = []
         nodes: list[TextNode] = []
         num_seen, parent, depth, score, share = 0, 0, 0, 0.0, 1.0
-        # All deeper nodes depend on the first token, so the first token may also come from shorter contexts.
+        # For the first token, shorter contexts are also used, because all deeper nodes depend on the first token.
         followers = automaton.continuations(match.cursor, top_k) if depth_limit else []
         while True:
             for follower in followers:
@@ -217,7 +219,7 @@ class TextNode(NamedTuple):
 
 
 def _chain(match: _Match, depth: int, least_share: float | None) -> list[TextNode]:
-    """Nodes of a chain: does what `SuffixTexts.grow` does if top_k is 1."""
+    """Nodes of a chain, which is the result of `SuffixTexts.grow` if top_k is 1."""
     nodes: list[TextNode] = []
     score, share, follower = 0.0, 1.0, match.automaton.likeliest(match.cursor)
     while follower is not None and len(nodes) < depth:

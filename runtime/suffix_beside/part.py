@@ -1,4 +1,4 @@
-"""Registers text trees beside a drafter; imports their code only if they are enabled."""
+"""Registers text trees that are used in addition to a drafter; their code is imported only if they are enabled."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""Settings of text trees beside a drafter; does not import torch."""
+"""Settings of text trees that are used in addition to a drafter; does not import torch."""
 
 from typing import TYPE_CHECKING
 
@@ -6,8 +6,8 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 ENGINE_SETTINGS = {"suffix_beside": (bool, False)}
-"""Whether a tree that continues earlier text may replace the drafter's tree if it is expected to have more accepted
-tokens.
+"""Whether a tree that continues earlier text may replace the drafter's tree, if more accepted tokens are expected of
+the text tree.
 """
 
 

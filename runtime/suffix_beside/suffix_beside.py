@@ -1,9 +1,10 @@
-"""Suffix automata in the engine's process beside a drafter: each round uses, for each sequence, the better tree.
+"""Suffix automata in the engine's process, in addition to a drafter. Each round uses for each sequence the tree of
+which more is expected.
 
 A tree that continues earlier text (a text tree) needs no drafter. Its expected number of accepted tokens is the sum of
 its nodes' path probabilities, which are estimated from counts and corrected by the acceptance of earlier text trees.
-The drafter's tree does not exist yet when the choice is made, so its acceptance is estimated by the average of the
-sequence's earlier drafter trees. With either tree, the output equals that of plain decoding.
+The drafter's tree does not exist yet when the choice is made, so that tree's acceptance is estimated as the average of
+the sequence's earlier drafter trees. With either tree, the output equals that of plain decoding.
 """
 
 from bisect import bisect_left
@@ -35,7 +36,9 @@ measured.
 NEWEST, NEWEST_OF_ALL = 1 / 8, 1 / 64
 """Weight of the latest drafter tree in the average of its sequence, and in the average of all sequences."""
 RETURNS = 1 / 32
-"""Share by which, per round without a drafter tree, a sequence's average moves back to the average of all sequences."""
+"""Share of its distance by which a sequence's average moves towards the average of all sequences in each round without
+a drafter tree.
+"""
 _EDGES = EDGES.tolist()
 
 
@@ -102,8 +105,8 @@ class SuffixBeside(TextDrafts):
         slower = self._speculation.slow_down(flight.plan.decodes or seqs, len(seqs))
         drafted = [self._of(tree.seq).average if slower and tree.seq.draft.complete else 0.0 for tree in trees]
         by_text = [tree.expected > brings for tree, brings in zip(trees, drafted, strict=True)]
-        # If all sequences use text trees, the round needs no draft. If only some sequences use them, the draft still
-        # costs as much as without text trees.
+        # If all sequences use text trees, the round needs no draft. If only some sequences use text trees, the draft
+        # costs as much as for all sequences.
         alone = sum(1.0 + tree.expected for tree in trees)
         mixed = sum(1.0 + max(tree.expected, brings) for tree, brings in zip(trees, drafted, strict=True))
         asks = not any(by_text) or (slower is not None and not all(by_text) and alone * slower < mixed)
@@ -139,7 +142,9 @@ class SuffixBeside(TextDrafts):
         self._launched.clear()
 
     def _pause_unless_it_pays(self) -> None:
-        """Pause text trees for some rounds if rounds with text trees were slow; each pause is longer than the last."""
+        """Pause text trees for some rounds if rounds with text trees were slower. Each further pause is twice as long,
+        up to a maximum.
+        """
         self._num_rounds += 1
         if self._num_rounds % LOOK_ROUNDS == 0:
             if self._speculation.text_pays:
@@ -148,7 +153,9 @@ class SuffixBeside(TextDrafts):
                 self._paused, self._pause = self._pause, min(2 * self._pause, FORGET_ROUNDS // 4)
 
     def _probes(self, *, is_chosen: bool) -> bool:
-        """Whether to use the drafter although text was chosen, because only trees in use can be measured."""
+        """Whether to use the drafter in this round although text trees were chosen. This is needed because only trees
+        that are used can be measured.
+        """
         if not is_chosen:
             self._probe_left = 0
         elif self._probe_left:
@@ -199,7 +206,7 @@ def _expected(nodes: list[TextNode], table: Any, price: float = 0.0) -> float:
 
     Args:
         nodes: nodes of the tree.
-        table: measured acceptance by bin of estimated probability; None uses the estimates.
+        table: measured acceptance by bin of estimated probability; with None, the estimated probabilities are used.
         price: cost of verifying a node, in tokens.
     """
     scores, paths = [0.0], [1.0]

@@ -42,7 +42,7 @@ def _made(plan: SchedulerOutput) -> dict[int, list[TextNode]]:
 
 
 def _with_text(num_reqs: int, trees: TokenTree | None, made: dict[int, list[TextNode]], width: int) -> TokenTree:
-    """Trees on the host; a row with neither a drafter tree nor a text tree gets a bare root."""
+    """The merged trees, on the host. A row with neither a drafter tree nor a text tree gets a bare root."""
     token_ids, parents, depths = np.zeros((3, num_reqs, width), np.int64)
     scores, num_valid = np.zeros((num_reqs, width), np.float32), np.ones(num_reqs, np.int64)
     parents[:, 0] = -1

@@ -1,4 +1,4 @@
 """Tensor parallelism: one verifier over several processes.
 
-Each rank holds a part of every weight, and runs every pass that rank 0 announces.
+Each rank holds a part of each weight, and runs all passes that rank 0 announces.
 """

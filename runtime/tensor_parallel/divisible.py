@@ -14,7 +14,7 @@ _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "
 
 
 def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> None:
-    """Refuses models that cannot be divided, or not into equal parts.
+    """Raises an error for models that cannot be divided into equal parts.
 
     Args:
         config: result of `load_config` for the file.
@@ -31,7 +31,8 @@ def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> 
 
 
 def check_sizes(fields: Mapping[str, Any], model: str, size: int) -> None:
-    """Refuses a number of ranks that does not divide a model's sizes, as far as config fields show; loads nothing.
+    """Raises an error if the number of ranks does not divide a model's sizes, as far as these are stated in the config.
+    Loads nothing.
 
     Raises:
         ValueError: a size is not divisible; the message names the setting and the size.

@@ -1,4 +1,4 @@
-"""Ranks other than 0: run the forward passes that rank 0 announces; they have no scheduler, requests or drafter."""
+"""Ranks other than 0. They run the forward passes that rank 0 announces, and have no scheduler, requests or drafter."""
 
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,7 @@ def follow(
 
     Args:
         limits: config of rank 0's engine.
-        graph_device: captures this rank's part of rounds as graphs; None means CUDA graphs.
+        graph_device: graph device that captures this rank's part of rounds; None means CUDA graphs.
 
     Raises:
         ValueError: as for `load_shard`; or an adapter's files have changed since rank 0 read them.
@@ -58,7 +58,7 @@ class Follower:
         self._cache: KVCache | None = None
 
     def follow(self) -> None:
-        """Executes rank 0's messages until rank 0 ends; raises like `follow`."""
+        """Executes rank 0's messages until rank 0 ends; raises the errors of the function `follow`."""
         try:
             while True:
                 form, numbers = self._ranks.hear()
@@ -66,7 +66,8 @@ class Follower:
                     return
                 self.run(unpack(form, numbers))
         finally:
-            self._forget_graphs()  # must happen before the process group is closed, which the graphs' collectives use
+            # before the process group is closed, because the graphs' collectives use the process group
+            self._forget_graphs()
 
     @torch.inference_mode()
     def run(self, message: RoundMessage) -> None:
@@ -90,7 +91,7 @@ class Follower:
     def _write(self, name: str, value: Tensor | None) -> None:
         if value is None:
             self._weights.finish()
-        elif name in self._weights:  # a bias that is added only once exists on rank 0 alone
+        elif name in self._weights:  # the bias of a summed layer exists only on rank 0, so that it is added once
             self._weights.write(name, value)
 
     @cached_property

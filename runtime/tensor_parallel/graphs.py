@@ -1,7 +1,7 @@
 """Captured rounds over several ranks: each rank has a graph of its own part, and all ranks replay together.
 
-The graphs contain the collectives and also the transfer of a pass's inputs: rank 0's graph computes the rows and
-broadcasts their tensors, and each other rank's graph begins by receiving these tensors. The warm-up sends the same
+The graphs contain the collectives, and also the transfer of a pass's inputs. Rank 0's graph computes the rows and
+broadcasts their tensors; the graphs of all other ranks begin by receiving these tensors. The warm-up sends the same
 messages eagerly and records the number and sizes of the tensors. Outside the graphs, rank 0 announces each step
 (`GraphOrder`), so that all ranks warm up, capture and replay in the same order.
 """
@@ -43,7 +43,7 @@ class LeadingGraphs:
         self._script: list[Told] = []
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
-        """See `GraphDevice.warm_up`; the other ranks run the messages of each run."""
+        """See `GraphDevice.warm_up`. In each warm-up run, the other ranks execute the messages that rank 0 sends."""
         self._number += 1
 
         def run() -> ResultT:
@@ -71,7 +71,7 @@ class LeadingGraphs:
         try:
             with self._telling.captured(self._script):
                 graph, result = self._inner.capture(function, pool)
-        except Exception as error:  # Nothing is sent during a capture, so the cause cannot be the loss of a rank.
+        except Exception as error:  # No message is sent during a capture, so the loss of a rank cannot be the cause.
             own = first_cause(error)
         problem = self._telling.ranks.agree(own)
         if problem is not None:
@@ -107,7 +107,7 @@ class FollowingGraphs:
         self._graphs: dict[int, Any] = {}
 
     def obey(self, order: GraphOrder) -> None:
-        """Executes a step at the same time as rank 0.
+        """Executes a step of rank 0 on this rank's graph, at the same time as rank 0.
 
         Raises:
             BackendLost: rank 0 or another rank is gone.

@@ -1,4 +1,6 @@
-"""Rank group of one verifier, and features that tensor parallelism does not support; does not import torch."""
+"""The processes (ranks) that run a verifier together, and a list of the features that tensor parallelism does not
+support. Does not import torch.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +33,7 @@ REFUSED = (
 
 
 class RankGroup(NamedTuple):
-    """Processes over which one verifier is spread."""
+    """The processes that run one verifier together, each with a part of its weights."""
 
     store: Path
     """File through which the processes find each other; must not exist at the start."""

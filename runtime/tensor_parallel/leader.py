@@ -1,4 +1,4 @@
-"""Rank 0: a regular engine that announces every forward pass of the model to the other ranks."""
+"""Rank 0: a regular engine that announces each forward pass of the model to the other ranks."""
 
 import logging
 from dataclasses import replace
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 class Leader(Backend):
-    """Announces every forward pass of the model to the other ranks, whether a round, the load-time trial or a
-    measurement runs it.
+    """Announces each forward pass of the model to the other ranks: those of rounds, of the trial at load, and of
+    measurements.
 
     Args:
         loaded: this rank's part of the model; its `forward` is replaced.
@@ -64,7 +64,7 @@ class Leader(Backend):
         self.ranks.close()
 
     def _forward(self, **inputs: Any) -> Any:
-        """Runs the model's forward on all ranks; raises like `Telling.a_pass`."""
+        """Runs the model's forward on all ranks; raises the errors of `Telling.a_pass`."""
         with self.telling.a_pass(**inputs):
             return self._run(**inputs)
 
@@ -77,7 +77,7 @@ class FollowedCache(KVCache):
         self._telling = telling
 
     def own_pools(self) -> None:
-        """Returns None, because every move must be announced to the other ranks."""
+        """Returns None, so that all moves go through `move`, which announces them to the other ranks."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Runs `KVCache.move` on all ranks."""
@@ -94,7 +94,8 @@ class Led(NamedTuple):
 
 
 def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device, limits: EngineConfig) -> Led:
-    """Loads rank 0's part of a model; the other ranks load theirs at the same time, and then execute rank 0's messages.
+    """Loads rank 0's part of a model. The other ranks load their parts at the same time, and then execute rank 0's
+    messages.
 
     Raises:
         ValueError: the limits need a feature that cannot be combined with tensor parallelism, or as for `load_shard`;

@@ -13,13 +13,17 @@ from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.verifier_errors import BackendLost
 
 JOIN_S = 600.0
-"""Seconds to wait until all ranks have joined; every rank is a process that starts by itself."""
+"""Seconds to wait until all ranks have joined. The limit is long because each rank is a process that is started
+separately.
+"""
 COLLECTIVE_S = 60.0
-"""Seconds to wait within a pass for a rank that is alive but does not answer; the death of a rank is detected at
-once.
+"""Seconds to wait within a pass for a rank whose process is alive but does not answer. The end of a rank's process is
+detected at once.
 """
 IDLE = timedelta(days=365)
-"""Maximum time between two messages of rank 0, which may be idle; if rank 0 dies, the wait ends at once."""
+"""Maximum time between two messages of rank 0. The limit is long because rank 0 may be idle; if the process of rank 0
+ends, the wait ends at once.
+"""
 FRAME_BYTES = 16 << 10
 """Fixed size of a message's first part; a longer message has a second part."""
 _LENGTHS_BYTES = 16
@@ -63,7 +67,7 @@ class Ranks:
         return self.rank == 0
 
     def wait_for_all(self) -> None:
-        """Waits until every rank has called this method, without a time limit."""
+        """Waits without a time limit until all ranks have called this method."""
         with self.with_others():
             dist.barrier(group=self._messages)
 
@@ -88,7 +92,8 @@ class Ranks:
         return numbers
 
     def agree(self, problem: str | None) -> str | None:
-        """Exchanges the ranks' problems with a common attempt; returns the problem of the lowest rank that has one.
+        """Exchanges the ranks' problems in an attempt that all ranks made. Returns the problem of the lowest rank that
+        has a problem.
 
         Args:
             problem: this rank's problem; None if it has none.
@@ -107,7 +112,7 @@ class Ranks:
         """On rank 0: sends a message to the other ranks; a message with an empty form ends the other ranks.
 
         Args:
-            numbers: uint8 [n] on this rank's device; if a GPU is still computing these bytes, the host does not wait
+            numbers: uint8 [n] on this rank's device; if a GPU is still computing these bytes, this method does not wait
                 for the GPU.
         """
         lengths = torch.tensor([len(form), len(numbers)])
@@ -134,7 +139,8 @@ class Ranks:
                 rest = torch.empty(end - FRAME_BYTES, dtype=torch.uint8)
                 dist.broadcast(rest, 0, group=self._messages)
                 body = torch.cat([body, rest])
-            numbers = body[begin:end].clone()  # a copy is aligned, as tensors require
+            # a slice may be unaligned, whereas a copy has the alignment that tensors require
+            numbers = body[begin:end].clone()
             if on_gpu and num_numbers:
                 numbers = torch.empty(num_numbers, dtype=torch.uint8, device=self.device)
                 dist.broadcast(numbers, 0)
@@ -153,7 +159,7 @@ class Ranks:
 
     @contextmanager
     def with_others(self) -> Iterator[None]:
-        """Context manager that turns RuntimeError, which collectives raise if a rank is lost, into BackendLost."""
+        """Context manager that converts RuntimeError, which collectives raise if a rank is lost, to BackendLost."""
         try:
             yield
         except RuntimeError as error:

@@ -16,7 +16,8 @@ _ALIGNED = 16
 class PoolShape(NamedTuple):
     """KV pool of a pass.
 
-    A rank has one pool at a time; if the pool's number changes, the rank allocates another pool.
+    A rank has one pool at a time. If a message has another pool number than the message before, the rank allocates
+    another pool.
     """
 
     number: int
@@ -25,14 +26,14 @@ class PoolShape(NamedTuple):
 
 
 class GraphOrder(NamedTuple):
-    """Step of a graph; every rank executes the step on its own graph."""
+    """Step of a graph. Each rank executes the step on its own graph."""
 
     step: Literal["warm up", "run ended", "capture", "replay"]
     """After `warm up`, the messages up to each `run ended` are the content of the graph; the ranks also execute them
     as they arrive.
     """
     number: int
-    """Number of the graph; each stage of rank 0 has a graph for each bucket."""
+    """Number of the graph. There is a graph for each stage of rank 0 and each bucket."""
 
 
 class RoundMessage(NamedTuple):
@@ -40,7 +41,7 @@ class RoundMessage(NamedTuple):
 
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
-    """Pairs of pool slots from which and to which KV was moved since the previous message."""
+    """Moves of KV since the previous message, as pairs (source pool slots, destination pool slots)."""
     parts: tuple[tuple[str, Any], ...] = ()
     """Messages of the model's parts about the pass, by name of the part; see `ModelPart.tell`."""
     observed: Tensor | None = None
@@ -49,7 +50,9 @@ class RoundMessage(NamedTuple):
     """Rows of the pass, without the features' caches, columns and context managers."""
     order: GraphOrder | None = None
     written: tuple[str, Tensor | None] | None = None
-    """Name and value of a whole weight, of which each rank writes its part; an empty name follows the last weight."""
+    """Name and value of a whole weight, of which each rank writes its part; an empty name means that all weights were
+    sent.
+    """
 
 
 class _Place(NamedTuple):

@@ -2,8 +2,8 @@
 summed.
 
 transformers reads the parts from the checkpoint as distributed tensors. For inference the distributed tensors are
-replaced by plain tensors, so that layers run as in a whole model, and the plan's sums become hooks (Megatron-LM, arXiv
-1909.08053).
+replaced by plain tensors, so that layers run as in a model that is not divided, and the plan's sums are computed by
+hooks (Megatron-LM, arXiv 1909.08053).
 """
 
 from collections.abc import Callable
@@ -30,14 +30,15 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfig) -> LoadedModel:
-    """Runs `load_model` on all ranks at the same time; each pass of the load-time trial runs on all ranks.
+    """Loads a model as `load_model` does, on all ranks at the same time. All ranks run the passes of the trial at load
+    together.
 
     Args:
-        limits: config of rank 0's engine; only the fields that runtime parts read matter.
+        limits: config of rank 0's engine; only runtime parts read it.
 
     Raises:
         ModelCheckpointError, UnsupportedModelError: as `load_model`.
-        ValueError: the model cannot be divided; one line that names the field.
+        ValueError: the model cannot be divided; the message is one line that names the field.
         BackendLost: another rank failed.
     """
     file = ConfigFile.read(path)
@@ -57,7 +58,7 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
 
 
 class Shards:
-    """A rank's parts of the weights; if the ranks' parts are concatenated, the result is the whole weight."""
+    """A rank's parts of the weights. The concatenation of all ranks' parts of a weight is the whole weight."""
 
     tell: Callable[[str, Tensor | None], None] | None = None
     """On rank 0: function that makes the other ranks write their parts of a weight."""
@@ -77,7 +78,7 @@ class Shards:
                 self._places[name] = tuple(weight.shape), place.dim
 
     def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of a whole weight; `own` is the shape of this rank's part, returned if the weight is not divided."""
+        """Shape of a whole weight. If the weight is not divided, returns `own`, the shape of this rank's part."""
         return self._places[name][0] if name in self._places else own
 
     def part(self, name: str, value: Tensor) -> Tensor:
@@ -88,12 +89,14 @@ class Shards:
 
 
 def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
-    """Replaces distributed tensors by this rank's parts, and the plan's collectives by hooks; returns the parts.
+    """Replaces distributed tensors with this rank's parts, and the collectives of transformers' plan with hooks.
+    Returns the parts.
 
     Raises:
         UnsupportedModelError: the model's plan has an unknown rule.
     """
-    # Keys are ids of distributed tensors; an id is unique as long as the tensor is referenced here.
+    # Keys are `id`s of distributed tensors. The values contain these tensors, so that no other object can get the same
+    # id.
     plain: dict[int, tuple[DTensor, nn.Parameter]] = {}
     shards = Shards(ranks)
     for name, module in model.named_modules():
@@ -101,7 +104,7 @@ def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
         for key, weight in module.named_parameters(recurse=False):
             if isinstance(weight, DTensor):
                 shards.add(f"{name}.{key}", weight, rule)
-                if id(weight) not in plain:  # tied weights share one parameter again
+                if id(weight) not in plain:  # tied weights must share one parameter in the result, too
                     plain[id(weight)] = weight, nn.Parameter(weight.to_local(), requires_grad=False)
                 module._parameters[key] = plain[id(weight)][1]
         if rule is None:
@@ -114,7 +117,7 @@ def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
 
 
 def _as_it_is(module: nn.Module, ranks: Ranks) -> None:
-    """Rule without a collective: the module's output already is this rank's part."""
+    """Rule without a collective, because the module's output is already this rank's part."""
 
 
 def _summed(module: nn.Module, ranks: Ranks) -> None:
@@ -130,7 +133,9 @@ def _gathered(module: nn.Module, ranks: Ranks) -> None:
 
 
 def _words(embedding: nn.Embedding, ranks: Ranks) -> None:
-    """Rule for embeddings: each rank holds a part of the vocabulary, and contributes 0 for other tokens."""
+    """Rule for embeddings. Each rank has the rows of a part of the vocabulary; for other tokens its output is 0, and
+    the ranks' outputs are summed.
+    """
     count = len(embedding.weight)
     embedding.padding_idx = None
     absent: list[Tensor] = []

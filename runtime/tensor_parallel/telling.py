@@ -22,8 +22,8 @@ class Told(NamedTuple):
 
 
 class Telling:
-    """Sends messages in the order of the work that they announce; during a capture, broadcasts their tensors in the
-    graph.
+    """Sends messages in the order of the work that they announce. During a capture, only the messages' tensors are
+    broadcast, by operations in the graph.
 
     Args:
         parts: parts of the model, by name.
@@ -40,7 +40,7 @@ class Telling:
         self._learnt: list[Told] | None = None
         """Messages recorded for a capture during its warm-up run; None at other times."""
         self._captured: Iterator[Told] | None = None
-        """Messages that the running capture has still to send; None outside a capture."""
+        """Messages that the running capture still has to send; None outside a capture."""
 
     @contextmanager
     def a_pass(self, input_ids: Tensor, **inputs: Any) -> Iterator[None]:
@@ -57,14 +57,16 @@ class Telling:
             self._use(rows.caches)
             rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None, into=None)
             message = self._message(told)._replace(rows=rows)
-        # No step is entered during a capture, because a capture executes nothing on any rank.
+        # During a capture `in_step` is not used, because a capture executes nothing, so a failure does not leave the
+        # ranks in different states.
         with self.in_step() if self._captured is None else nullcontext():
             self._say(message)
             yield
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Context manager around work that all ranks do together; if the work raises, all later work is refused.
+        """Context manager around work that all ranks do together. If the work raises an error, all later work raises
+        BackendLost.
 
         Raises:
             BackendLost: earlier work raised.
@@ -76,7 +78,7 @@ class Telling:
         self._in_step = True
 
     def moved(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Makes the other ranks move KV in the same way: within the graph, or before their next pass."""
+        """Makes the other ranks move KV in the same way, either within the graph or before their next pass."""
         self._moves.append((from_slots, to_slots))
         if self._learnt is not None or self._captured is not None:
             self._say(self._message())

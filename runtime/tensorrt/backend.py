@@ -1,4 +1,4 @@
-"""The backend `tensorrt`: an engine replaces the verifier's weights."""
+"""The backend `tensorrt`, which runs the verifier as an engine instead of from its weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +27,9 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 @dataclass
 class LoadedEngine(LoadedModel):
-    """A verifier described by its engine directory instead of loaded weights."""
+    """A verifier that runs as an engine: its properties come from the engine directory's config, and no weights are
+    loaded.
+    """
 
     config: BaseEngineConfig | None = None
     on: torch.device | None = None
@@ -62,7 +64,7 @@ class LoadedEngine(LoadedModel):
 
     @property
     def computed_by(self) -> str:
-        """See `LoadedModel.computed_by`: digests of the engine's files."""
+        """See `LoadedModel.computed_by`; returns the digests of the engine's files."""
         return " ".join(["engine", *self.config.files.values()])
 
     @property
@@ -159,9 +161,10 @@ def load_engine(
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Adjusts the requested limits to an engine with linear KV; only prefix caching adds pages beside the KV rows.
+    """Adjusts the requested limits to an engine with linear KV; with prefix caching, KV is also kept in pages of
+    blocks.
 
-    Without prefix caching each sequence has a single block as long as an engine row.
+    Without prefix caching each sequence has a single block, which is as long as an engine row.
 
     Raises:
         ValueError: a requested limit exceeds the engine's, or a setting is not supported; the message names the limit

@@ -1,7 +1,7 @@
 """The verifier as an exportable graph: transformers' modeling code over linear KV, one cache row per sequence.
 
-Prefill, verify and plain decoding use this graph, at different shapes. Keys and values of a sequence's input row j are
-stored at position start + j of the sequence's cache row; a mask selects the keys that the input row sees.
+Prefill, verify and plain decoding use this graph, each with its own shapes. The keys and values of a sequence's input
+row j are stored at position start + j of the sequence's cache row. A mask selects the keys that each input row sees.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ class _GraphPass(NamedTuple):
     """Masks by sliding window in tokens, bool [batch, 1, rows, capacity]; key 0 is the mask without a window."""
     caches: list[tuple[Tensor, Tensor]]
     written: dict[int, tuple[Tensor, Tensor]]
-    """Key and value cache by layer, after this pass's keys and values were written."""
+    """Key and value cache by layer, including the keys and values of this pass."""
 
 
 class BaseGraph(nn.Module):
@@ -50,7 +50,7 @@ class BaseGraph(nn.Module):
         loaded: the model.
         tap_layers: see `LayerTaps`; if empty, the graph has no output `hidden_states`.
         ops: operators of the export.
-        more: optional inputs of a runtime part.
+        more: optional graph inputs that a runtime part adds; None if there are none.
         visual: vision encoder of a model that takes images.
 
     Raises:
@@ -100,8 +100,9 @@ class BaseGraph(nn.Module):
             kvcache_start_index: int64 [batch], cache position of the first row of each sequence.
             last_token_ids: int64 [batch, selected], rows whose logits are computed.
             others: in this order: one mask for each of `windows`; for models that take images, a mask of rows with
-                image embeddings, bool [batch, rows], and the inputs of `shown_names`; inputs of a part, in the order of
-                `TracedInputs.enter`; key and value cache of each layer in turn, [batch, kv_heads, capacity, dim].
+                image embeddings, bool [batch, rows], and the inputs of `shown_names`; the optional inputs of a runtime
+                part, in the order of `TracedInputs.enter`; key and value cache of each layer in turn, [batch, kv_heads,
+                capacity, dim].
 
         Returns:
             logits [batch, selected, vocab_size], taps [batch, rows, taps_size] if there are any, and the caches.
@@ -151,11 +152,11 @@ class BaseGraph(nn.Module):
 
 
 def check_exportable(loaded: LoadedModel) -> None:
-    """Refuse models that the graphs would compute wrongly.
+    """Raise an error for models whose results in a graph would be wrong.
 
     Raises:
         UnsupportedModelError: the model has a feature that graphs do not support; the message is one line that names
-            it.
+            the feature.
     """
     if loaded.keeps_states:
         raise UnsupportedModelError(
@@ -206,7 +207,8 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
     """In this context the model uses `graph_attention` and the graph's RoPE operator."""
     ropes = [rope for module in loaded.model.modules() if (rope := _rope_of(module)) is not None]
     originals = [rope.original for rope in ropes]
-    # `PackableLinear` layers multiply by a view of their weights, and an export would store this view as a copy.
+    # `PackableLinear` layers multiply by a view of their weights. An export would store this view as a second copy of
+    # the weights, so the layers are plain `nn.Linear` layers during the export.
     linears = {module: type(module) for module in loaded.model.modules() if isinstance(module, PackableLinear)}
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -215,8 +217,8 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
     try:
         loaded.model.set_attn_implementation(GRAPH_ATTENTION_NAME)
         for rope in ropes:
-            # Replacing `original` suffices: `Rope` calls it while torch compiles or exports, and wraps only functions
-            # that were verified to rotate by halves.
+            # Replacing `original` suffices, because `Rope` calls `original` while torch compiles or exports, and `Rope`
+            # wraps only functions that were verified to compute rotate-half RoPE.
             rope.original = rotate
         for linear in linears:
             linear.unpack()

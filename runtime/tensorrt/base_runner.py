@@ -29,12 +29,13 @@ class BasePass(NamedTuple):
     selected: Tensor
     """int64 [num_seqs, num_selected]: rows whose logits are computed."""
     masks: dict[int, Tensor]
-    """By sliding window in tokens, a mask of the keys that each row sees: bool [num_seqs, num_rows, capacity]."""
+    """Masks by sliding window in tokens: the keys that each row sees, bool [num_seqs, num_rows, capacity]."""
     more: Mapping[str, Tensor] = MappingProxyType({})
-    """Inputs of a runtime part, see `MoreInputs.of_pass`."""
+    """Optional inputs of a runtime part by name; see `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
-    """Mask of rows with image embeddings, bool [num_seqs, num_rows], and [num_seqs, num_rows, hidden_size] for each of
-    `shown_names`; empty if the pass has no images."""
+    """Image inputs of the pass: the mask of rows with image embeddings, bool [num_seqs, num_rows], then a tensor
+    [num_seqs, num_rows, hidden_size] for each other name of `shown_names`. Empty if the pass has no images.
+    """
 
 
 class BaseOutput(NamedTuple):
@@ -83,7 +84,8 @@ class BaseRunner:
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:
-        """Capture plain decoding, and verification of trees of `num_nodes` nodes; False if a stage must run eagerly.
+        """Capture plain decoding, and verification of trees of `num_nodes` nodes. Returns False if a stage must run
+        eagerly.
 
         Args:
             num_nodes: None if there are no trees.
@@ -94,7 +96,7 @@ class BaseRunner:
         return all(done)
 
     def stage_of(self, num_rows: int) -> EngineStage:
-        """The stage whose shapes hold passes of this many rows per sequence.
+        """The stage whose shapes allow passes with this many rows per sequence.
 
         Raises:
             WrongInputError: num_rows exceeds the shapes of every stage.
@@ -109,7 +111,8 @@ class BaseRunner:
         raise WrongInputError(f"a pass of {num_rows} tokens a sequence: max_input_len is {limits.max_input_len}")
 
     def run(self, batch: BasePass) -> BaseOutput:
-        """Run one pass; stores the keys and values of its rows at consecutive positions from each sequence's start on.
+        """Run one pass; the keys and values of its rows are stored at consecutive positions, beginning at each
+        sequence's start.
 
         Raises:
             WrongInputError: inputs differ in batch size, or are too large; the message names the tensor.
@@ -131,7 +134,9 @@ class BaseRunner:
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
 
     def _nothing_shown(self, token_ids: Tensor) -> tuple[Tensor, ...]:
-        """Image inputs of a pass without images: zeros of a shared buffer, which must not be written."""
+        """Image inputs of a pass without images, all zero. The embeddings are views of a shared buffer, to which
+        nothing may be written.
+        """
         size, most = self.config.hidden_size, token_ids.numel() * self.config.hidden_size
         if most > self._zeros.numel():
             self._zeros = self._zeros.new_zeros(most)

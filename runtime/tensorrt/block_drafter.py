@@ -17,7 +17,7 @@ from wingbeat.runtime.tensorrt.session import EngineSession
 
 
 class BlockDrafter(EngineDrafter):
-    """The engine runs the block; the head's walk from slot to slot runs in torch.
+    """Drafter of a one-pass head: the engine runs the block, and the head's walk from slot to slot runs in torch.
 
     Args:
         session: session of the graph `eagle_draft`.

@@ -12,10 +12,14 @@ from wingbeat.runtime.tensorrt.session import EngineStage
 
 
 class BlockRunner(DraftRunner):
-    """Runs the engine of a one-pass head; position p is stored where `DraftRunner` stores pair p."""
+    """Runs the engine of a one-pass head. The KV of position p is stored where `DraftRunner` stores the KV of pair
+    p.
+    """
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
-        """Capture the accept stage for padded paths, and the block stage; returns False if one has to run eagerly."""
+        """Capture the accept stage for padded paths, and the block stage. Returns False if one of the two has to run
+        eagerly.
+        """
         block = self.config.block
         done = [self.stages.capture(EngineStage.ACCEPT, max_path, 1)]
         done.append(self.stages.capture(EngineStage.PROPOSAL, block.size, block.num_drafted))
@@ -24,7 +28,7 @@ class BlockRunner(DraftRunner):
     def block(
         self, kv_rows: list[int], starts: list[int], anchors: Tensor, deltas: Tensor | None = None
     ) -> DraftOutput:
-        """Run one block per sequence; does not commit.
+        """Run one block per sequence, without committing positions.
 
         Args:
             kv_rows: KV row of each sequence.

@@ -1,4 +1,6 @@
-"""Builds an engine directory from two checkpoints: export, configs, engines."""
+"""Builds an engine directory from the checkpoints of a verifier and a head: exports the graphs, writes the configs,
+builds the engines.
+"""
 
 import logging
 from collections.abc import Callable
@@ -59,7 +61,9 @@ class BuildPlan(NamedTuple):
 
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
-    """Number of steps that a build reports: loading, and for each graph its export and the build of its engine."""
+    """Number of steps that a build reports: one for loading, and for each graph one for its export and, if
+    `builds_engines`, one for the build of its engine.
+    """
     takes_images = bool(hooks("visual_of")) and "vision_config" in read_fields(plan.model / "config.json")
     num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
@@ -69,7 +73,7 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     """Write an engine directory with ONNX files.
 
     Raises:
-        ValueError: a checkpoint, or a feature it needs, is not supported.
+        ValueError: a checkpoint, or a feature that a checkpoint needs, is not supported.
         ExportError: torch or onnx cannot export a graph.
     """
     if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) not in ("eagle", "one_pass"):
@@ -109,7 +113,7 @@ def build_engines(
     compute_capabilities: tuple[str, ...] = (),
     progress: Progress = logger.info,
 ) -> layout.EngineDirectory:
-    """Build an engine from each ONNX file of a directory, into the same directory.
+    """Build an engine from each ONNX file of a directory, and write the engine to the same directory.
 
     Raises:
         BuildError: the builder cannot build a graph.
@@ -250,8 +254,8 @@ def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:
 
 
 def _digests(folder: Path, name: str) -> dict[str, str]:
-    """Digests of a graph's files and of the files used with it: the vision encoder's, or the drafter's map of draft
-    ids.
+    """Digests of a graph's files and of the files that are used with the graph: the vision encoder's files for the
+    verifier, the map of draft ids for the drafter.
     """
     others = [layout.DRAFT_TO_TARGET] if name == layout.DRAFT else layout.graph_files(folder, layout.VISUAL)
     names = sorted([*layout.graph_files(folder, name), *others])

@@ -1,4 +1,5 @@
-"""The builders of TensorRT and TensorRT-RTX: one interface under two module names, imported on demand.
+"""The builders of TensorRT and TensorRT-RTX. The two libraries have the same interface under two module names, and are
+imported on demand.
 
 TensorRT builds for the GPU of this machine. TensorRT-RTX builds without a GPU, for given compute capabilities.
 """
@@ -23,7 +24,7 @@ _RTX_LIBRARIES = ("libtensorrt_rtx.so.1", "libtensorrt_onnxparser_rtx.so.1")
 
 
 class BuildError(ValueError):
-    """An engine cannot be built; the message is one line with what is missing or what the builder reported."""
+    """An engine cannot be built; the message is one line that says what is missing, or what the builder reported."""
 
 
 class EngineBuilder(NamedTuple):
@@ -49,7 +50,7 @@ class EngineBuilder(NamedTuple):
             profiles: shape ranges of each stage.
             engine_file: file to write.
             compute_capabilities: such as "8.9"; empty means this machine's GPU.
-            timing_cache: file that is read if it exists, and written.
+            timing_cache: file with the builder's measured times; read if the file exists, and written after the build.
 
         Raises:
             BuildError: the parser or builder fails; the message names the file, the node or the capability.
@@ -135,7 +136,7 @@ def _tensorrt() -> EngineBuilder | None:
     except (ImportError, OSError):
         logger.debug("tensorrt cannot be imported", exc_info=True)
         return None
-    # In some versions the bindings import as an empty module if their libraries are missing.
+    # In some versions, importing the bindings gives an empty module if the bindings' libraries are missing.
     return EngineBuilder("tensorrt", module, module.__version__) if hasattr(module, "OnnxParser") else None
 
 
@@ -152,7 +153,7 @@ def _tensorrt_rtx() -> EngineBuilder | None:
     [folder] = libraries.submodule_search_locations
     try:
         for library in _RTX_LIBRARIES:
-            # The bindings look up the libraries by name; libraries that are loaded here are found.
+            # The bindings look up their libraries by name, and find libraries that this process has already loaded.
             ctypes.CDLL(str(Path(folder) / library), ctypes.RTLD_GLOBAL)
         module = import_module("tensorrt_rtx_bindings.tensorrt_rtx")
     except (ImportError, OSError):
@@ -171,7 +172,7 @@ def _version(*packages: str) -> str:
 
 
 def _named_shape(tensor: Any) -> tuple[int | str, ...]:
-    """A network input's shape, with free dimensions by name."""
+    """Shape of a network's input, in which free dimensions are names."""
     return tuple(
         tensor.get_dimension_name(index) if size == -1 else size for index, size in enumerate(tuple(tensor.shape))
     )

@@ -1,8 +1,8 @@
 """An EAGLE head as an exportable graph over linear KV; prefill, proposal and accept use the same graph.
 
-A committed pair has the verifier's hidden state, and zeros in place of the head's own hidden state; a drafted pair has
-the head's own, and zeros in place of the verifier's. If the verifier takes images and the head uses them, the graph
-also has image embeddings and multi-axis RoPE positions as inputs.
+A committed pair has the verifier's hidden state as input, and zeros in place of the head's hidden state. A drafted pair
+has the head's hidden state as input, and zeros in place of the verifier's. If the verifier takes images and the head
+uses them, the graph also has image embeddings and multi-axis RoPE positions as inputs.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""Runs the draft engine's three stages: prefill and accept commit KV, proposal does not.
+"""Runs the draft engine's three stages. Prefill and accept commit KV; proposal does not.
 
 Pair j of a sequence is (the verifier's hidden state at position j, token j + 1), stored at position j. A committed pair
-has the verifier's hidden state, and zeros in place of the head's own hidden state; a drafted pair has the head's own,
-and zeros in place of the verifier's.
+has the verifier's hidden state as input, and zeros in place of the head's hidden state. A drafted pair has the head's
+hidden state as input, and zeros in place of the verifier's.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class KnownPairs(NamedTuple):
     kv_rows: list[int]
     """KV row of each sequence."""
     starts: list[int]
-    """Number of pairs of each sequence that are committed already."""
+    """Number of pairs of each sequence that were committed earlier."""
     counts: list[int]
     """Number of valid pairs of each sequence, at least 1."""
     token_ids: Tensor
@@ -42,8 +42,9 @@ class KnownPairs(NamedTuple):
     base_hidden: Tensor
     """Hidden states from the verifier, [num_seqs, num_padded, base_model_hidden_size]."""
     rotated: Tensor | None = None
-    """int64 [num_seqs, num_padded], or [num_seqs, 3, num_padded] by axis: RoPE positions; None means the pairs'
-    positions."""
+    """int64 [num_seqs, num_padded], or [num_seqs, 3, num_padded] by axis: RoPE positions; None if they equal the pairs'
+    positions.
+    """
     shown: tuple[Tensor, Tensor] | None = None
     """Mask of pairs whose tokens belong to images, bool [num_seqs, num_padded], and the embeddings [num_seqs,
     num_padded, media_width]; None if there are no such tokens."""
@@ -56,7 +57,9 @@ class KnownPairs(NamedTuple):
 
 
 class DraftedTree(NamedTuple):
-    """The partial trees of several sequences, padded to the same size, stored behind the committed pairs."""
+    """The partial trees of several sequences, padded to the same size; their KV is stored after that of the committed
+    pairs.
+    """
 
     kv_rows: list[int]
     """KV row of each sequence."""
@@ -115,7 +118,7 @@ class DraftRunner:
         eagerly.
 
         Args:
-            tree_size: number of drafted nodes; 0 if there are no proposals, because accept's output suffices to draft.
+            tree_size: number of drafted nodes; 0 if no proposals run, because the output of accept suffices to draft.
             top_k: nodes per level.
             max_path: maximum length of an accepted path.
         """
@@ -125,7 +128,7 @@ class DraftRunner:
         return all(done)
 
     def begin(self, kv_row: int, start: int, block_table: Tensor) -> None:
-        """Prepare to commit a chunk at `start`: fill the row's earlier positions from pages, if there are pages.
+        """Prepare to commit a chunk at `start`: if there are pages, fill the row's positions before `start` from them.
 
         Args:
             kv_row: KV row of the sequence.
@@ -158,14 +161,14 @@ class DraftRunner:
             Logits and hidden state of each sequence's last accepted token.
 
         Raises:
-            WrongInputError: inputs differ in batch size, or the positions before them were not committed; the message
+            WrongInputError: inputs differ in batch size, or a position before the pairs was not committed; the message
                 names the value.
             CapacityExceededError: a sequence's KV row is too short for the pairs.
         """
         return self._commit(EngineStage.ACCEPT, pairs)
 
     def proposal(self, tree: DraftedTree, selected: Tensor) -> DraftOutput:
-        """Run the whole tree drafted so far; does not commit.
+        """Run the whole tree drafted so far, without committing it.
 
         Args:
             tree: the trees.
@@ -185,7 +188,8 @@ class DraftRunner:
         starts = upload(tree.starts, self._device)[:, None]
         mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
-        # Columns beyond the capacity are clamped here; `StageRunner.run` reports the overflow afterwards.
+        # Columns beyond the capacity are clamped here, because `StageRunner.run` raises the error for the overflow
+        # later.
         mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
         positions = starts + tree.depths
         inputs = {
@@ -242,7 +246,7 @@ class DraftRunner:
         return dict(zip((SHOWN, EMBEDDINGS), shown, strict=True))
 
     def _no_hidden(self, token_ids: Tensor, size: int) -> Tensor:
-        """Zeros [num_seqs, num_padded, size] of a shared buffer, which must not be written."""
+        """Zeros [num_seqs, num_padded, size], a view of a shared buffer to which nothing may be written."""
         shape = (*token_ids.shape, size)
         needed = token_ids.numel() * size
         if needed > self._zeros.numel():
@@ -250,7 +254,7 @@ class DraftRunner:
         return self._zeros[:needed].view(shape)
 
     def _check_context(self, rows: list[int], starts: list[int]) -> None:
-        """Checks that all positions before a step are committed."""
+        """Raises an error unless all positions before a step are committed."""
         check_batch(len(rows), {"starts": starts})
         for row, start in zip(rows, starts, strict=True):
             if start > self.committed[row]:

@@ -1,6 +1,6 @@
 """The configs of an engine directory: base_config.json and draft_config.json, validated field by field.
 
-A field that TensorRT Edge-LLM also has is named as there.
+A field that also exists in TensorRT Edge-LLM's configs has the same name as there.
 """
 
 from pathlib import Path
@@ -74,7 +74,7 @@ class EngineLayer(BaseModel):
 
 
 class EngineInterpolation(BaseModel):
-    """Settings by which an encoder interpolates position embeddings of an image grid from a table."""
+    """How an encoder interpolates the position embeddings of an image grid from a table of position embeddings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,20 +91,20 @@ class EngineVisual(BaseModel):
     pixels: tuple[int, ...]
     """Shape of an image; for images with grids, shape of a patch."""
     num_axes: int = Field(0, ge=0, le=3)
-    """Number of RoPE axes: 3 if image rows and columns have their own positions, else 0."""
+    """Number of RoPE axes: 3 (time, row, column) if image rows and columns have their own positions, else 0."""
     num_deep: int = Field(0, ge=0)
-    """Number of layers, counted from the first, to whose outputs image features are added (DeepStack)."""
+    """Number of layers to whose outputs image features are added (DeepStack); these are the first layers."""
     num_tokens: int = Field(0, ge=0)
     """Number of tokens of an image without a grid."""
     merge: int = Field(0, ge=0)
-    """Side length in patches of the square merged into a token, for images with grids; else 0."""
+    """Side length, in patches, of the square that is merged into one token, for images with grids; else 0."""
     window_size: int | None = None
     patch_size: int = 0
     interpolation: EngineInterpolation | None = None
 
     @property
     def num_taps(self) -> int:
-        """Number of table entries that one interpolated position embedding is computed from."""
+        """Number of table entries from which an interpolated position embedding is computed."""
         return 16 if self.interpolation is not None and self.interpolation.mode == "bicubic" else 4
 
 
@@ -136,11 +136,11 @@ class BaseEngineConfig(PartConfig):
     vocab_size: int = Field(ge=1)
     eos_token_ids: tuple[int, ...]
     tap_layers: tuple[int, ...]
-    """Layers whose input is an output of the graph, ascending; num_decoder_layers means the final norm's output."""
+    """Layers whose inputs the graph outputs, ascending; num_decoder_layers stands for the final norm's output."""
     has_draft_model: bool
     is_vlm: bool = False
     visual: EngineVisual | None = None
-    """The vision encoder; must be set if `is_vlm` is true, and only then."""
+    """The vision encoder; set if and only if `is_vlm` is true."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:

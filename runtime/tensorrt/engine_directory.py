@@ -79,7 +79,7 @@ class EngineDirectory:
 
         Raises:
             EngineDirectoryError: the file is missing.
-            EngineLoadError: no installed library can run it; one line that says what to change.
+            EngineLoadError: no installed library can run the file; the message is one line that says what to change.
         """
         if device.type == "cpu":
             return OnnxSession(self.graph(name, ".onnx"), torch.get_num_threads())
@@ -117,7 +117,7 @@ class EngineDirectory:
             )
 
     def check_files(self, *names: str) -> None:
-        """Compare files with their recorded digests.
+        """Compare the files of graphs with their recorded digests.
 
         Args:
             names: BASE or DRAFT; none means both.
@@ -206,7 +206,9 @@ def file_digest(file: Path) -> str:
 
 
 def clear(folder: Path) -> None:
-    """Delete the files of an earlier build, so that no engine outlives the graph it was built from."""
+    """Delete the files of an earlier build, so that the folder never contains the engine of an old graph together with
+    a new graph.
+    """
     others = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET, *TOKENIZER_FILES)
     graphs = (name for graph in (BASE, DRAFT, VISUAL) for name in graph_files(folder, graph))
     for name in (*graphs, *others):

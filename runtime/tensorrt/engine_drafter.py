@@ -22,8 +22,8 @@ from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class EngineDrafter(Drafter):
-    """The draft engine and its linear KV: each slot has a KV row, and pages beside the rows have the verifier's block
-    ids.
+    """Drafter that runs the draft engine over linear KV. Each slot has a KV row; pages with the verifier's block ids
+    hold a second copy of committed KV.
 
     Args:
         session: session of the graph `eagle_draft`.
@@ -63,7 +63,7 @@ class EngineDrafter(Drafter):
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
         self._epochs: dict[int, int] = {}
-        """Epoch of the sequence that each KV row belonged to at its last decode."""
+        """By KV row: epoch of the sequence to which the row belonged at its last decode."""
         self._hidden = self._logits = torch.zeros(0)
         """By slot: the head's hidden state and logits at the last committed pair."""
 
@@ -71,7 +71,7 @@ class EngineDrafter(Drafter):
         return Growth(self.speculation, draft_token_ids)
 
     def _rows_behind(self) -> int:
-        """Number of KV rows that a draft uses behind the committed positions."""
+        """Number of KV positions that a draft uses after the committed positions."""
         return (self.growth.max_depth - 1) * self.growth.top_k
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
@@ -88,7 +88,7 @@ class EngineDrafter(Drafter):
         with torch.inference_mode(mode=False):
             self._hidden = grown(self._hidden, (num_slots, config.draft_model_hidden_size), self.dtype, self.device)
             self._logits = grown(self._logits, (num_slots, config.draft_vocab_size), self.dtype, self.device)
-            # With one block per sequence blocks are never shared, so pages are not needed.
+            # If each sequence has one block, blocks are never shared, so pages are not needed.
             pages = Pages(num_blocks, spec.block_size) if spec.max_blocks_per_seq > 1 else NO_PAGES
             self._make_room(num_slots + FIRST_ROW, pages, spec.max_path)
 
@@ -98,7 +98,7 @@ class EngineDrafter(Drafter):
         if not batch.decode_slots.numel():
             return
         kv_rows, slots = self._rows(batch.decode_slots.tolist())
-        # The three columns are stacked, so that reading them synchronises with the device only once.
+        # The three columns are stacked, so that the host waits for the device only once to read them.
         columns = (batch.decode_positions, batch.decode_num_tokens, batch.epochs[slots])
         starts, counts, epochs = torch.stack(columns).tolist()
         for index, (row, start, epoch) in enumerate(zip(kv_rows, starts, epochs, strict=True)):
@@ -178,7 +178,9 @@ class EngineDrafter(Drafter):
     def _keep_pages(
         self, batch: DraftBatch, slots: Tensor, starts: Tensor, steps: Tensor, counted: Tensor | None = None
     ) -> None:
-        """Copies committed positions (each start + `steps`) to the pages of their blocks; `counted` masks padding."""
+        """Copies committed positions (each sequence's start + `steps`) to the pages of their blocks; `counted` is False
+        for padding.
+        """
         kv = self.runner.kv
         if kv.pages:
             positions = starts[:, None] + steps
@@ -200,7 +202,7 @@ class EngineDrafter(Drafter):
 
 
 class _GrowingTree:
-    """The trees that one call of `propose` grows, padded to the full size; each proposal runs the whole tree."""
+    """The trees that one call of `propose` grows, padded to the full size; each proposal runs all nodes again."""
 
     def __init__(
         self,
@@ -225,7 +227,7 @@ class _GrowingTree:
         )
 
     def expand(self, level: Level) -> Tensor:
-        """Logits of the token after each node of a level."""
+        """Runs the trees, and returns the logits of the token after each node of a level."""
         tree, width = self._tree, level.token_ids.shape[1]
         now, so_far = slice((level.depth - 1) * width, level.depth * width), level.depth * width
         parents = self._hidden if level.visible is None else of_parents(self._hidden, level)

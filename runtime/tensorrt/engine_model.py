@@ -1,4 +1,4 @@
-"""The forward pass of a verifier's engine, in the place of `VerifierModel`."""
+"""The forward pass of a verifier's engine, which replaces `VerifierModel`."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,24 +17,24 @@ from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class KvRows(NamedTuple):
-    """KV rows to which the rows of a batch belong."""
+    """KV row to which each row of a batch belongs."""
 
     slots: Tensor
     """int64 [num_rows]: slot of each row of the batch."""
     fresh: frozenset[int] = frozenset()
-    """Slots whose KV rows do not hold their current sequences yet, so that cached prefixes must be copied in from
-    pages.
+    """Slots whose KV rows do not hold the KV of their current sequences yet, so that cached prefixes must be copied to
+    these rows from pages.
     """
 
 
 class LinearRows(Feature):
-    """Feature of an engine: each slot has a row of linear KV."""
+    """Feature of a verifier that runs as an engine: each slot has a row of linear KV."""
 
     kind = KvRows
 
     def __init__(self) -> None:
         self._epochs: dict[int, int] = {}
-        """Epoch of the sequence that each slot's row belongs to."""
+        """Epoch of the sequence that each slot's KV row belongs to."""
 
     def column(self, placed: Placed) -> KvRows:
         """See `Feature.column`."""
@@ -111,9 +111,9 @@ class EngineModel:
         if owners is None:
             numbers, rotated = self._nobodys(rotated)
         else:
-            # The first row of a chunk or a tree is stored at its own position.
+            # The KV of the first row of a chunk or a tree is stored at that row's position.
             numbers = torch.stack((owners.slots[rows].view(shape)[:, 0] + FIRST_ROW, positions[:, 0]))
-        kv_rows, starts = numbers.tolist()  # the only synchronisation with the device
+        kv_rows, starts = numbers.tolist()  # the only wait for the device
         if owners is not None:
             self.cache.place(numbers[0], segment.block_tables, numbers[1], shape[1])
             for index, row in enumerate(kv_rows):
@@ -154,7 +154,9 @@ class EngineModel:
         """See `VerifierModel.remove_taps`; an engine has no hooks."""
 
     def _nobodys(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """KV rows with starts, and positions, of a measured pass without sequences, which writes behind all kept KV."""
+        """Returns KV rows with starts, and RoPE positions, for a timed pass without sequences. The starts lie after all
+        positions at which sequences keep KV.
+        """
         num_reqs, num_query = positions.shape[0], positions.shape[-1]
         most = self.runner.config.max_position_embeddings
         rows = torch.arange(FIRST_ROW, FIRST_ROW + num_reqs, device=positions.device)
@@ -174,7 +176,7 @@ class EngineModel:
 
 
 class _Picked(NamedTuple):
-    """Rows of a segment whose logits are computed."""
+    """The rows of a segment whose logits are computed."""
 
     selected: Tensor
     """Indices of the rows within each request, int64 [num_reqs, n]."""
@@ -189,7 +191,8 @@ def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:
     device = segment.block_tables.device
     count = num_reqs * num_query
     if wanted is None or num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count)):
-        # Logits are wanted for every row of a tree, and trees come before all chunks.
+        # Logits are needed for each row of a tree, and the trees come before all chunks in a batch, so no index list is
+        # needed.
         selected = torch.arange(num_query, device=device).expand(num_reqs, -1).contiguous()
         return _Picked(selected, list(range(count)), list(range(start, start + count)))
     found = [(row - start, index) for index, row in enumerate(wanted) if start <= row < start + count]

@@ -1,6 +1,7 @@
 """Exports checkpoints to ONNX: the verifier as eagle_base.onnx, the draft head as eagle_draft.onnx.
 
-One graph serves every stage: batch, rows and selected rows are free dimensions; capacity and widths are fixed.
+One graph serves every stage: batch, rows and selected rows are free dimensions; the KV capacity and all widths are
+    fixed.
 """
 
 import ast
@@ -119,7 +120,9 @@ def export_draft(
 
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
-    """Inputs for tracing a graph; free dimensions exceed 1, because torch treats a size of 1 as a constant."""
+    """Inputs for tracing a graph; free dimensions have sizes above 1, because torch treats a size of 1 as a
+    constant.
+    """
     sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3, TOKENS: 6}
     return [
         torch.zeros([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype) for spec in shapes.inputs.values()
@@ -127,7 +130,9 @@ def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
 
 
 def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim | None]]:
-    """Dimensions of each input; a fixed dimension is None, because torch drops an input whose entry is empty."""
+    """For each input, its dimensions by index. Fixed dimensions are listed as None, because torch drops an input whose
+    entry is empty.
+    """
     most = max(limits.max_input_len, limits.max_verify_tree_size, limits.max_draft_tree_size, 8)
     dims = {
         BATCH: Dim(BATCH, min=1, max=max(limits.max_batch_size, 2)),
@@ -169,7 +174,8 @@ def export_module(
     names = {"input_names": list(shapes.inputs), "output_names": list(shapes.outputs)}
     options: dict[str, Any] = {"opset_version": opset, "dynamo": True, "verbose": False}
     try:
-        # Gradients are enabled because the model then avoids the project's CPU kernels, which a graph cannot contain.
+        # Gradients are enabled because the model then does not use Wingbeat's CPU kernels, which a graph cannot
+        # contain.
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(module, args, dynamic_shapes=dims, **names, **options)

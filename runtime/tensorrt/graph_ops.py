@@ -1,7 +1,7 @@
-"""Operators of the exported graphs beside torch's own: ONNX operators for attention, KV writes and RoPE.
+"""Operators of the exported graphs that torch does not export itself: ONNX operators for attention, KV writes and RoPE.
 
-If an opset lacks an operator, or TensorRT does not build it in a dtype, the same mathematics is exported as smaller
-operators.
+If an opset lacks an operator, or TensorRT does not support the operator in a dtype, the same computation is exported as
+several simpler operators.
 """
 
 import torch
@@ -85,7 +85,7 @@ class GraphOps:
         return (weights @ value[:, :, None]).flatten(1, 2)
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding by halves of heads [batch, heads, rows, dim], with cos and sin [batch, rows, dim]."""
+        """Rotate-half RoPE of heads [batch, heads, rows, dim], with cos and sin [batch, rows, dim]."""
         half = heads.shape[-1] // 2
         if self.native_rope:
             inputs = (heads, cos[..., :half], sin[..., :half])

@@ -1,6 +1,6 @@
 """Shapes of the graphs: tensors with named free dimensions, and the sizes of these dimensions for each stage.
 
-The shapes do not depend on how a graph is made and run.
+How a graph is exported and run is defined elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ def draft_shapes(
 
 
 def shown_names(visual: EngineVisual) -> list[str]:
-    """Names of the image inputs: the embeddings, and the features added to the outputs of the first layers."""
+    """Names of the image inputs: the embeddings, and the features that are added to the outputs of the first layers."""
     return [EMBEDDINGS, *(f"deepstack_embeddings_{layer}" for layer in range(visual.num_deep))]
 
 
@@ -145,7 +145,7 @@ def block_mask_name(causal: bool, window: int | None) -> str:
 
 
 def cache_names(num_layers: int, prefix: str = "") -> list[str]:
-    """Names of the key and value cache of each layer in turn; with prefix `present_` for the outputs of a pass."""
+    """Names of the key and value cache of each layer in turn. The prefix `present_` gives the names of the outputs."""
     return [f"{prefix}{kind}_cache_{layer}" for layer in range(num_layers) for kind in ("k", "v")]
 
 

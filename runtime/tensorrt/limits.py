@@ -5,7 +5,7 @@ from pydantic import ConfigDict, Field, create_model
 from wingbeat.runtime.parts import merged
 
 PartLimits = create_model("PartLimits", **merged("graph_limits"))
-"""Limits of the installed runtime parts, which are also options of a build."""
+"""Limits that the installed runtime parts add; each limit is also an option of the command that builds engines."""
 
 
 class Limits(PartLimits):
@@ -28,5 +28,7 @@ class Limits(PartLimits):
 
     @property
     def capacity(self) -> int:
-        """Number of positions of a sequence's KV row: its tokens, and the nodes of a tree behind them."""
+        """Number of positions of a sequence's KV row: the maximum number of tokens plus the nodes of a tree after
+        them.
+        """
         return self.max_kv_cache_capacity + max(self.max_verify_tree_size, self.max_draft_tree_size)

@@ -1,8 +1,8 @@
 """Linear KV: each sequence has one row of every cache, as long as the longest sequence plus a tree.
 
-An engine reads and writes rows only. Optional pages beside the rows hold the same data under block ids: each pass's
-output is copied to its pages, and a new row is filled from pages that other sequences' passes wrote. Blocks can
-therefore be shared, cached and saved as they are without an engine.
+An engine reads and writes rows only. Optional pages hold the same data by block id: the KV that a pass wrote to rows is
+copied to pages, and the row of a new sequence is filled from pages that were written for other sequences. Blocks can
+therefore be shared, cached and saved in the same way as without an engine.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from wingbeat.runtime.kv.pool import KVCache, LayerAttention
 
 
 class Pages(NamedTuple):
-    """Shape of the pages beside the rows; block 0 is unused padding."""
+    """Number of blocks and tokens per block of the pages; block 0 is unused padding."""
 
     num_blocks: int
     block_size: int
@@ -26,7 +26,7 @@ NO_PAGES = Pages(0, 1)
 
 
 class LinearKV:
-    """Keys and values [num_rows, kv_heads, capacity, dim] of every layer; row 0 is unused padding.
+    """Keys and values [num_rows, kv_heads, capacity, dim] of each layer; row 0 is unused padding.
 
     Args:
         layers: attention shapes of the layers.
@@ -57,10 +57,11 @@ class LinearKV:
             both = [torch.zeros(in_rows + in_pages, dim, dtype=dtype, device=device) for dim in dims]
             self.layers.append(tuple(part[:in_rows].view(num_rows, heads, capacity, -1) for part in both))
             if pages.num_blocks:
-                # Pages store a head's positions contiguously, like rows; the view has the axes of a KV pool.
+                # In memory, pages store a head's positions contiguously, as rows do. The transposed view has the axis
+                # order of a KV pool.
                 shape = (pages.num_blocks, heads, pages.block_size, -1)
                 self.pages.append(tuple(part[in_rows:].view(shape).transpose(1, 2) for part in both))
-            # For the kernel that moves rows, each head of each position is a separate block.
+            # For the kernel that moves KV, each head's vector at each position is a separate block.
             vectors.setdefault(heads, []).append(tuple(part[:, None, None] for part in both))
         self._vectors = [(heads, views, pool_table(views)) for heads, views in vectors.items()]
         self._steps = torch.arange(capacity, device=device)
@@ -70,18 +71,22 @@ class LinearKV:
         return [cache[begin:end] for pair in self.layers for cache in pair]
 
     def shift(self, from_places: Tensor, to_places: Tensor) -> None:
-        """Copy within rows: places int64 [n, m] are row * capacity + position; see `move_kv` for permitted overlap."""
+        """Copy KV within rows. Sources and destinations int64 [n, m] are row * capacity + position; see `move_kv` for
+        permitted overlap.
+        """
         for heads, views, table in self._vectors:
             move_kv(views, self._in_rows(from_places, heads), self._in_rows(to_places, heads), table)
 
     def shift_pages(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Copy within pages: slots int64 [n, m] are block id * block_size + offset."""
+        """Copy KV within pages. Sources and destinations int64 [n, m] are block id * block_size + offset."""
         if self.pages:
             for heads, views, table in self._vectors:
                 move_kv(views, self._in_pages(from_slots, heads), self._in_pages(to_slots, heads), table)
 
     def fill(self, row: Tensor, block_table: Tensor, num_positions: int) -> None:
-        """Fill the first positions of a row int64 [1] from the pages of a block table int64 [1, num_table_blocks]."""
+        """Copy the first `num_positions` positions of a sequence from the pages in its block table int64 [1,
+        num_table_blocks] to its row int64 [1].
+        """
         if self.pages and num_positions:
             positions = self._steps[None, :num_positions]
             slots = slot_mapping(block_table, positions, self.page_shape.block_size)
@@ -112,11 +117,11 @@ class LinearKV:
             move_kv(views, *(ends[::-1] if into_pages else ends), table)
 
     def _in_rows(self, places: Tensor, heads: int) -> Tensor:
-        """Vector indices of all heads: places [n, m] -> [n, m * heads]."""
+        """Converts positions in rows [n, m] (row * capacity + position) to vector indices [n, m * heads]."""
         return self._by_heads(places // self.capacity, places % self.capacity, heads, self.capacity)
 
     def _in_pages(self, slots: Tensor, heads: int) -> Tensor:
-        """Vector indices of all heads: page slots [n, m] -> [n, m * heads]."""
+        """Converts page addresses [n, m] (block id * block_size + offset) to vector indices [n, m * heads]."""
         size = self.page_shape.block_size
         return self.num_rows * heads * self.capacity + self._by_heads(slots // size, slots % size, heads, size)
 
@@ -126,7 +131,7 @@ class LinearKV:
 
 
 class RowCache(KVCache):
-    """The verifier's linear KV under block ids, as a `KVCache`.
+    """The verifier's linear KV as a `KVCache`, which addresses KV by block id.
 
     Args:
         linear: rows of all slots, with or without pages.
@@ -140,15 +145,15 @@ class RowCache(KVCache):
         self.block_bytes = block_bytes
         self.layers = linear.pages or linear.layers
         self._home = torch.zeros(blocks.num_blocks, dtype=torch.int64, device=linear.layers[0][0].device)
-        """For each block, the place of its first position in its sequence's row: row * capacity + position."""
+        """For each block, where its first position is stored in its sequence's row: row * capacity + position."""
 
     def place(self, rows: Tensor, block_tables: Tensor, starts: Tensor, num_positions: int) -> None:
-        """Record the places of the blocks that a pass writes; only such blocks are compacted, and they are never
-        shared.
+        """Record in which rows and positions the blocks are stored that a pass writes. Only such blocks are compacted
+        later, and such blocks are never shared, so that each has one position.
 
         Args:
             rows, starts: int64 [n]: row of each sequence, and its first position that is written.
-            block_tables: int64 [n, num_table_blocks]; entries behind the written blocks may belong to other sequences.
+            block_tables: int64 [n, num_table_blocks]; entries after the written blocks may belong to other sequences.
             num_positions: number of positions written per sequence.
         """
         begins = torch.arange(block_tables.shape[1], device=rows.device) * self.block_size
@@ -158,7 +163,7 @@ class RowCache(KVCache):
         self._home[0] = 0
 
     def own_pools(self) -> None:
-        """Returns None: a sequence's positions are stored in its row, head by head, not in a pool of blocks."""
+        """Returns None, because a sequence's positions are stored in its row, head by head, not in a pool of blocks."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths in rows and pages; see `KVCache.move`."""

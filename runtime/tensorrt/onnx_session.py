@@ -24,7 +24,7 @@ class OnnxSession:
     """An `EngineSession` over an ONNX file.
 
     Args:
-        file: ONNX file, with its external data beside it.
+        file: ONNX file; its external data must be in the same folder.
         threads: number of threads of ONNX Runtime.
 
     Raises:
@@ -39,7 +39,7 @@ class OnnxSession:
         options.intra_op_num_threads, options.log_severity_level = threads, _ERRORS_ONLY
         try:
             self._session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        # any exception, because only the compiled module has names for the exception classes
+        # any exception, because ONNX Runtime's exception classes exist only in its compiled module
         except Exception as error:
             raise EngineLoadError(f"{file}: ONNX Runtime {runtime.__version__} refuses it: {_line(error)}") from error
         self.inputs = {part.name: _spec(part) for part in self._session.get_inputs()}
@@ -54,11 +54,11 @@ class OnnxSession:
             for name in names:
                 tensor = tensors[name]
                 bind(name, "cpu", 0, _ONNX_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
-        # The tensors are kept alive because the binding holds only their addresses.
+        # This object keeps the tensors alive, because the binding holds only their addresses.
         self._bound[stage] = binding, tensors
 
     def keep_bound(self, stage: EngineStage) -> None:
-        """See `EngineSession.keep_bound`; nothing is captured on a CPU."""
+        """See `EngineSession.keep_bound`. Does nothing, because nothing is captured on a CPU."""
 
     def enqueue(self, stage: EngineStage) -> None:
         """See `EngineSession.enqueue`."""

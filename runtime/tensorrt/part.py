@@ -1,4 +1,6 @@
-"""Registers engine directories, which replace the weights of a pair; imports their code on use."""
+"""Registers engine directories, which replace the weights of verifier and drafter; the code that reads them is imported
+on first use.
+"""
 
 from typing import TYPE_CHECKING
 

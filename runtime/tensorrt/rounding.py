@@ -1,4 +1,6 @@
-"""Measures how a dtype narrower than a checkpoint's changes the model's logits on trial texts, in transformers."""
+"""Measures, with transformers on trial texts, how much a model's logits change in a dtype narrower than the
+checkpoint's.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +17,7 @@ class Rounding(NamedTuple):
     """Differences between the logits in two dtypes."""
 
     distance: float
-    """Largest difference over all rows, relative to the spread of the row's logits."""
+    """Largest difference of a logit over all rows, relative to the spread of that row's logits."""
     num_other: int
     """Number of rows whose best token differs between the two dtypes."""
     num_rows: int

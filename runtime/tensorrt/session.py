@@ -1,6 +1,6 @@
 """Interface that runs an exported graph: tensors bound by name, one context per stage, enqueued on a stream.
 
-The interface does not depend on trees or sequences.
+The interface has no concept of trees or sequences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class EngineError(RuntimeError):
 
 
 class EngineLoadError(ValueError):
-    """An engine or its graph cannot be loaded here; the message is one line with what to change."""
+    """An engine or its graph cannot be loaded here; the message is one line that says what to change."""
 
 
 class TensorSpec(NamedTuple):
@@ -78,7 +78,7 @@ class EngineSession(Protocol):
         """Keep a stage's current binding for a captured graph; later bindings of the stage use another context."""
 
     def enqueue(self, stage: EngineStage) -> None:
-        """Run the bound tensors on torch's current stream; on the host the run is complete on return.
+        """Run the stage with its bound tensors on torch's current stream; on the host the run is complete on return.
 
         Raises:
             EngineError: the run could not be enqueued.

@@ -1,6 +1,7 @@
-"""Runs passes of one graph over rows of linear KV: padded to a contiguous range of rows, captured on request.
+"""Runs passes of one graph over rows of linear KV.
 
-Rows of the range that belong to no sequence of the pass write behind the maximum length, where no sequence keeps KV.
+A pass is padded to a contiguous range of rows, and can be captured as a CUDA graph. Rows of the range that belong to no
+sequence of the pass write their KV after the maximum length of a sequence, where no sequence keeps KV.
 """
 
 import logging
@@ -28,17 +29,17 @@ class CapacityExceededError(ValueError):
 
 
 class RowRange(NamedTuple):
-    """Contiguous KV rows that one pass runs over."""
+    """Range of contiguous KV rows, from `begin` up to but excluding `end`, that one pass runs over."""
 
     begin: int
     end: int
     rows: list[int]
-    """Rows with a sequence of the pass, ascending."""
+    """The rows of the range that belong to a sequence of the pass, ascending."""
     indices: list[int]
     """For each of these rows, the index of its sequence in the pass."""
 
     def is_pass(self, num_seqs: int) -> bool:
-        """Whether the range consists of all sequences of a pass, in order, and nothing else."""
+        """Whether the range consists of exactly the rows of all sequences of a pass, in the order of the sequences."""
         return self.end - self.begin == num_seqs and self.indices == list(range(num_seqs))
 
 
@@ -86,11 +87,13 @@ class StageRunner:
 
     @property
     def captured(self) -> list[EngineStage]:
-        """Stages that run as replays of a captured graph."""
+        """Stages that were captured, so that passes replay a graph."""
         return sorted({stage for stage, _ in self._captured})
 
     def capture(self, stage: EngineStage, num_rows: int, num_selected: int) -> bool:
-        """Capture a stage for all batch buckets, `num_rows` rows per sequence; False means that it runs eagerly."""
+        """Capture a stage with `num_rows` rows per sequence, for all batch buckets. Returns False if the stage has to
+        run eagerly.
+        """
         if self._device is None:
             return False
         pool = self._device.new_pool()
@@ -126,14 +129,15 @@ class StageRunner:
             Outputs [num_seqs, ...] by name, without the caches.
 
         Raises:
-            CapacityExceededError: a sequence has no room for its rows; the message names the rows.
+            CapacityExceededError: the rows of a sequence do not fit into its KV row; the message names the KV row.
             WrongInputError: an input has another dtype or shape than the graph's; the message names the input.
         """
         sizes = {ROWS: inputs["input_ids"].shape[1], SELECTED: inputs["last_token_ids"].shape[1]}
         self._check_room(rows, starts, sizes[ROWS])
         inputs = {**inputs, START: upload(starts, self.session.device)}
         check_dtypes(inputs, self._inputs)
-        # Padding with more rows than a tree has would overwrite KV that other sequences keep.
+        # Only `capacity - max_kv_cache_capacity` positions at the end of a KV row, those for a tree, are never kept. If
+        # a pass has more rows per sequence, as in prefill, padding rows would overwrite KV that other sequences keep.
         gaps = sizes[ROWS] <= self.limits.capacity - self.limits.max_kv_cache_capacity
         captured = self._captured.get((stage, sizes[ROWS]), ())
         outputs: dict[str, Tensor] = {}
@@ -167,8 +171,8 @@ class StageRunner:
         self, captured: _Captured, inputs: dict[str, Tensor], places: Tensor, indices: Tensor
     ) -> dict[str, Tensor]:
         """Replays a captured graph; returns the outputs of every captured row, valid until the next replay."""
-        # The other rows hold values of earlier rounds. Only their storage position could do harm, so it is set behind
-        # all kept KV.
+        # The rows without a sequence still hold inputs of earlier rounds. Only the position at which they store KV
+        # could do harm, so that position is set after all kept KV.
         captured.tensors[START].fill_(self.kv.capacity - inputs["input_ids"].shape[1])
         _fill(captured.tensors, inputs, places, indices)
         self._device.replay(captured.graph)
@@ -212,7 +216,7 @@ class StageRunner:
 
 
 def _fill(tensors: dict[str, Tensor], inputs: dict[str, Tensor], places: Tensor, indices: Tensor) -> None:
-    """Copies the sequences' rows of the inputs to their places in the range."""
+    """Copies the inputs of the sequences at `indices` to the rows at `places` of a range's tensors."""
     for name, tensor in inputs.items():
         tensors[name].index_copy_(0, places, tensor.index_select(0, indices))
 

@@ -25,7 +25,7 @@ class TensorRTSession:
     """
 
     def __init__(self, file: Path, library: EngineBuilder, stages: Sequence[EngineStage], device: torch.device) -> None:
-        # Without a CUDA device, deserializing would abort the process.
+        # The device is checked first, because without a CUDA device the deserialization would abort the process.
         if device.type != "cuda" or not torch.cuda.is_available():
             raise EngineLoadError(
                 f"{file}: an engine needs a CUDA device, but the device is {device}; use --device cpu"

@@ -18,9 +18,9 @@ class Curves:
 
     Args:
         config: settings of the run.
-        first_step: step at which this process starts; TensorBoard drops events of this and later steps that a killed
-            run left.
-        enabled: False writes nothing; it is False in all processes of a run but the first.
+        first_step: step at which this process starts; TensorBoard drops the events that a killed run wrote for this
+            step and later steps.
+        enabled: False writes nothing; False in all processes of a run except the first.
     """
 
     def __init__(self, config: TrainDrafterConfig, first_step: int, *, enabled: bool) -> None:

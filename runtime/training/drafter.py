@@ -26,8 +26,8 @@ def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | 
     """Train a head and write config.json, model.safetensors and metrics.json.
 
     The written file omits the verifier's weights: the embedding and, for EAGLE-1, the output matrix. A killed run that
-    is started again continues from its last checkpoint, with the losses that the uninterrupted run would have. Under
-    torchrun each batch is split over the processes.
+    is started again continues from its last checkpoint, and computes the same losses as a run without the interruption.
+    Under torchrun each batch is split over the processes.
 
     Args:
         config: settings of the run.
@@ -99,7 +99,7 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
 
 
 def _coverage(source: Source, head: TrainedHead) -> float:
-    """Share of the tokens that the head can draft, in the text that heads are measured on."""
+    """Share of the tokens that the head can draft, among the tokens of the text on which heads are measured."""
     counts = source.judged_token_counts()
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 

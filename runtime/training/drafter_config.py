@@ -31,7 +31,9 @@ _OWN_SETTINGS: dict[str, frozenset[str]] = {
     "intermediate_size": (UNROLLED | ONE_PASS) - {"mtp"},
     "layout": _EAGLE,
 }
-"""Maps a setting to the families that have the setting; other families raise an error if it is set."""
+"""Maps a setting to the families that have the setting; if the setting is given for another family, an error is
+raised.
+"""
 
 
 def _torch_sees_cuda() -> bool:
@@ -217,14 +219,16 @@ class TrainDrafterConfig(Settings):
         return self
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings in which a resumed run must equal the run that wrote the checkpoint; all others may change."""
+        """The settings in which a resumed run must equal the run that wrote the checkpoint; all other settings may
+        change.
+        """
         return self.model_dump(mode="json", exclude=set(self.free_on_resume))
 
     def learning_rate_scale(self, step: int) -> float:
         """Learning rate at a step as a share of the peak: warm-up, constant, linear decay.
 
-        During the constant phase the rate does not depend on `steps`, so a run that stops there may be resumed with
-        other `steps`.
+        During the constant phase the rate does not depend on `steps`, so a run that stops in this phase may be resumed
+        with another value of `steps`.
         """
         warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
         decay_steps = max(1.0, self.decay_fraction * self.steps)

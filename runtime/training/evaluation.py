@@ -1,4 +1,6 @@
-"""Tokens per round of greedy chain drafting, simulated offline on the verifier's own greedy text."""
+"""Computes the tokens per round of greedy chain drafting, simulated without an engine on greedy text of the
+verifier.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -10,7 +12,7 @@ from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 Matches = Callable[[Tensor, Tensor, int], Tensor]
-"""Function (texts int64 [batch, length], taps, chain length) -> bool for each draft: whether it is right; see
+"""Function (texts int64 [batch, length], taps, chain length) -> bool tensor: whether each draft is right; see
 `Family.matches`.
 """
 
@@ -21,12 +23,16 @@ class HeadAcceptance(NamedTuple):
     length: float
     """Tokens per round: accepted tokens plus the bonus token."""
     by_depth: list[float]
-    """For each depth, the share of right drafts among the drafts whose predecessors in the chain were all right."""
+    """For each depth, among the drafts whose predecessors in the chain were all right, the share that is right
+    itself.
+    """
     num_rounds: int
 
     @classmethod
     def of_counts(cls, accepted: Sequence[float], drafted: Sequence[float], num_rounds: int) -> "HeadAcceptance":
-        """Build from counts by depth: right drafts, and drafts of which all predecessors are right."""
+        """Build from counts by depth. `accepted` counts right drafts whose predecessors are all right; `drafted` counts
+        all drafts whose predecessors are right.
+        """
         by_depth = [round(right / max(1, tried), 3) for right, tried in zip(accepted, drafted, strict=True)]
         return cls(round(1 + sum(accepted) / max(1, num_rounds), 3), by_depth, num_rounds)
 
@@ -50,8 +56,8 @@ class ChainCount:
         """
         committed = begin
         while committed < end:
-            # After token c was committed, the next round's chain is at index c - 1, the last index whose features are
-            # known.
+            # If token c is the last committed token, the next round's chain starts at index c - 1, the last index whose
+            # features are known.
             count = int(hits[committed - 1].long().cumprod(0).sum())
             self._accepted[:count] += 1
             self._drafted[: count + 1] += 1
@@ -79,7 +85,7 @@ def recorded_acceptance(matches: Matches, records: Iterable[Record], num_steps: 
 
 
 def first_learnt(record: Record) -> int:
-    """Index of the first token of a record that is to be learnt; the record's length if there is no such token."""
+    """Index of a record's first token that is to be learnt; the record's length if there is no such token."""
     learnt = record.loss_mask.nonzero()
     return int(learnt[0]) if len(learnt) else len(record.token_ids)
 
@@ -95,8 +101,8 @@ def greedy_acceptance(
 ) -> HeadAcceptance:
     """Simulate rounds of greedy chains of `num_steps` over `num_tokens` new tokens per prompt.
 
-    Up to rounding that depends on batch shapes, the result is exact for greedy decoding: a draft counts only if all
-    previous drafts of its chain equal the verifier's tokens, and these are the tokens that the head has read.
+    Up to rounding that depends on batch shapes, the result is exact for greedy decoding. The head reads the verifier's
+    tokens instead of its own drafts, but a draft counts only if all previous drafts of its chain equal these tokens.
 
     Args:
         matches: see `Matches`.
@@ -107,7 +113,8 @@ def greedy_acceptance(
     """
     start = prompts.shape[1]
     greedy = torch.zeros(len(prompts))
-    # The text is longer than the counted tokens, so that the chains of the last counted tokens can be compared with it.
+    # More tokens are generated than are counted, so that the chains that start at the last counted tokens have text
+    # with which they can be compared.
     text = verifier.continue_text(prompts, start + num_tokens + num_steps + 1, greedy)
     hits = matches(text, verifier.observe(text).taps, num_steps).cpu()
     count = ChainCount(num_steps)

@@ -1,4 +1,6 @@
-"""Interface that a family of heads implements to be trained; the rest of training is common to all families."""
+"""Interface that a family of heads implements so that its heads can be trained; all other training code is common to
+all families.
+"""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -38,7 +40,7 @@ class Family(ABC):
             return config.tap_layers
         if config.recordings is None:
             return default_tap_layers(target.num_layers)
-        # A recording may also contain the final norm's output, which only other families need.
+        # A recording may also contain the final norm's output, which this family does not use.
         recorded = RecordingReader(config.recordings).spec.tap_layers
         taps = tuple(layer for layer in recorded if layer < target.num_layers)
         if not taps:
@@ -51,7 +53,7 @@ class Family(ABC):
     def new_head(
         self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
-        """The head that training starts from; weights other than the verifier's are trainable.
+        """The head from which training starts; all its weights are trainable except those taken from the verifier.
 
         Args:
             config: settings of the run.
@@ -66,10 +68,12 @@ class Family(ABC):
 
     @abstractmethod
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
-        """A module that holds the head and maps the tensors of `inputs` to the mean loss."""
+        """A module that contains the head and maps the tensors that `inputs` returns to the mean loss."""
 
     def inputs(self, config: TrainDrafterConfig, found: Inputs, step: int, part: Part) -> Inputs:
-        """Inputs of `loss`, from the tensors of a source; must be a pure function of the arguments."""
+        """Inputs of the module that `loss` returns, made from the tensors `found` of a source; must be a pure function
+        of the arguments.
+        """
         return found
 
     @abstractmethod
@@ -78,8 +82,8 @@ class Family(ABC):
 
     @abstractmethod
     def matches(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
-        """Whether the greedy draft of each step equals the text's token, after a prefix that also consists of the
-        text's tokens.
+        """Whether the greedy draft of each step equals the text's token, if the head reads the text's tokens up to the
+        step.
 
         Args:
             head: the head.
@@ -92,7 +96,8 @@ class Family(ABC):
         """
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
-        """Load a head of this family in float32 as its drafter does, borrowing the verifier's weights.
+        """Load a head of this family in float32 in the same way as the head's drafter, borrowing the verifier's
+        weights.
 
         Raises:
             CheckpointError: the folder cannot be read, or the head belongs to another verifier.

@@ -1,4 +1,6 @@
-"""Initial weights of a head: copied from the verifier where shapes match, because copied weights need not be learnt."""
+"""Initial weights of a head. Weights are copied from the verifier where shapes match, because copied weights need not
+be learnt.
+"""
 
 from typing import Any
 
@@ -24,8 +26,9 @@ def initial_eagle3_head(
 ) -> EagleHead:
     """An EAGLE-3 head in the verifier's shape that drafts the most frequent tokens.
 
-    Embedding and output matrix start with the verifier's rows, and features start as the verifier's highest tap. The
-    decoder layer starts as the verifier's last layer if that layer's tensors have Llama's names and the same shapes.
+    Embedding and output matrix are initialised with the verifier's rows, and `fc` so that features equal the verifier's
+    highest tap. The decoder layer is initialised with the weights of the verifier's last layer, if that layer's tensors
+    have Llama's names and the same shapes.
 
     Args:
         weights: weights of the verifier.
@@ -52,8 +55,8 @@ def start_eagle3(head: EagleHead, weights: VerifierWeights, token_weights: Tenso
         head.embed_tokens.weight.copy_(weights.embedding)
         head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
         head.fc.weight.zero_()[:, -hidden:].fill_diagonal_(1.0)
-        # Attention reads cat[embedding, features]; the verifier's projections are copied to the columns of the
-        # features.
+        # The input of attention is cat[embedding, features], so the verifier's projections are copied to the columns of
+        # the features.
         _copy_decoder(head, weights, head.qkv_proj.weight[:, hidden:])
         copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
         copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
@@ -68,7 +71,8 @@ def frequent_tokens(token_weights: Tensor, size: int) -> Tensor:
 def initial_eagle1_head(weights: VerifierWeights, *, intermediate_size: int | None, seed: int) -> Eagle1Head:
     """An EAGLE-1 head in the verifier's shape over its whole vocabulary; embedding and output matrix are not trained.
 
-    `fc` starts by passing on the feature alone; the decoder layer starts as in `initial_eagle3_head`.
+    `fc` is initialised so that its output is the feature alone; the decoder layer is initialised as in
+    `initial_eagle3_head`.
     """
     torch.manual_seed(seed)
     shapes = head_shapes(weights, (weights.config.num_hidden_layers,), intermediate_size)
@@ -109,7 +113,7 @@ def _copy_decoder(head: DecoderHead, weights: VerifierWeights, qkv: Tensor) -> N
 
 
 def copy_layer(layer: nn.Module, weights: VerifierWeights) -> None:
-    """Copy the part of a decoder layer after attention from the verifier's last layer, as far as shapes match."""
+    """Copy the weights of a decoder layer after attention from the verifier's last layer, where shapes match."""
     copy_tensors(layer.o_proj.weight, weights, ["self_attn.o_proj.weight"])
     copy_tensors(layer.gate_up_proj.weight, weights, ["mlp.gate_proj.weight", "mlp.up_proj.weight"])
     copy_tensors(layer.down_proj.weight, weights, ["mlp.down_proj.weight"])
@@ -117,7 +121,9 @@ def copy_layer(layer: nn.Module, weights: VerifierWeights) -> None:
 
 
 def copy_tensors(part: Tensor, weights: VerifierWeights, names: list[str]) -> None:
-    """Fill `part` with the verifier's tensors, concatenated, unless a tensor is missing or the shape differs."""
+    """Fill `part` with the concatenation of the verifier's tensors `names`; does nothing if a tensor is missing or the
+    shape differs.
+    """
     layer = weights.last_layer
     if all(name in layer and layer[name].is_floating_point() for name in names):
         source = torch.cat([layer[name] for name in names])

@@ -43,7 +43,7 @@ def served_dtype(device: torch.device) -> torch.dtype:
 def held_out_records(
     records: list[Record], target: TargetDescription, chain: int, device: torch.device
 ) -> HeldOut | None:
-    """Recorded answers with their prompts; None if there are none.
+    """Recorded answers with their prompts; None if the recording has no held-out answers.
 
     If a record has no prompt, its first half is used as the prompt.
     """
@@ -76,7 +76,7 @@ def held_out_text(
         target: the verifier.
         documents: int64 [length] each.
         chain: length of the chains.
-        ranks: this process.
+        ranks: rank of this process, and number of processes.
         folder: folder of the verifier.
     """
     length = min(_PROMPT_TOKENS, config.sequence_length // 2)
@@ -87,7 +87,7 @@ def held_out_text(
     text = WindowSampler(documents, config.seed).batch(0, config.validation_prompts, length)
 
     def measure(head: TrainedHead, matches: Matches) -> HeadAcceptance:
-        """Measures acceptance in the dtype in which the verifier is served."""
+        """Measures a head's acceptance, with the verifier in the dtype in which it is served."""
         verifier = FrozenVerifier(str(folder), head.tap_layers, ranks.device, served_dtype(ranks.device))
         return greedy_acceptance(matches, verifier, text.to(ranks.device), num_tokens=new_tokens, num_steps=chain)
 

@@ -1,6 +1,6 @@
 """The optimizer loop of a training run: schedule, accumulation, processes, progress, and crash-safe checkpoints.
 
-A `Task` describes what is trained; the loop does not depend on it.
+A `Task` supplies the model, the loss and the inputs; the loop is the same for all tasks.
 """
 
 import json
@@ -30,7 +30,7 @@ _GRADIENT_NORM = 1.0
 
 
 class Inputs(NamedTuple):
-    """Inputs of the loss for a part of a batch."""
+    """Tensors that the loss takes for a part of a batch, and their number of tokens."""
 
     tensors: tuple
     num_tokens: int
@@ -45,14 +45,16 @@ class Task:
     loss: nn.Module
     """Module that contains `model` and maps `Inputs.tensors` to the mean loss of a part of a batch."""
     inputs: Callable[[int, Part], Inputs]
-    """Function (step, part) -> inputs; must be pure, so that a resumed run sees the same inputs."""
+    """Function (step, part) -> inputs; must be pure, so that a resumed run gets the same inputs as an uninterrupted
+    run.
+    """
     export: Callable[[], None]
     """Function that writes the weights in the format that users load; called with every checkpoint and at the end."""
     validate: Callable[[], HeadAcceptance] | None = None
     """Function that measures acceptance with the current weights."""
     accepted: Callable[[], list[Tensor]] = list
-    """For each step of the last pass's chains, the mean probability that the verifier gives the head's likeliest
-    draft; empty if unknown.
+    """Function that returns, for each step of the chains of the last pass, the mean probability that the verifier gives
+    to the head's likeliest draft. The list is empty if these are unknown.
     """
     validation_interval_steps: int = 0
     """Number of steps between measurements; 0 measures only at the end."""
@@ -73,7 +75,9 @@ def precision(config: TrainDrafterConfig) -> torch.dtype:
 
 
 def autocast(config: TrainDrafterConfig) -> Any:
-    """The context for matrix products: bfloat16 autocast, or no change for float32."""
+    """Context in which matrix products are computed: bfloat16 autocast, or a context that changes nothing for
+    float32.
+    """
     if precision(config) is torch.float32:
         return nullcontext()
     return torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16)
@@ -100,7 +104,8 @@ def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
     state = TrainingState(task.model, optimizers)
     if config.resume and (config.output / STATE_FILE).exists():
         state.load(config.output / STATE_FILE, config, ranks.device)
-    # The first process must not overwrite the state file before all processes have read it.
+    # All processes wait here, because the first process must not overwrite the state file before all processes have
+    # read it.
     ranks.wait_for_first()
     with Curves(config, state.step, enabled=ranks.is_first) as curves:
         _Run(config, ranks, task, optimizers, state, curves).finish()
@@ -110,7 +115,7 @@ def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
 
 
 def write_metrics(config: TrainDrafterConfig, history: History, **extra: Any) -> None:
-    """Write metrics.json beside the weights: settings, loss history, speed, and `extra`."""
+    """Write metrics.json to the folder of the weights, with settings, loss history, speed, and `extra`."""
     metrics = {
         "settings": config.model_dump(mode="json", exclude={"corpus", "output"}),
         "torch": torch.__version__,
@@ -162,8 +167,8 @@ class _Run:
                     self._checkpoint()
                     saved_at = time.monotonic()
         if self.ranks.is_first:
-            # The checkpoint is written before the measurement, so that a run killed during the measurement need not
-            # train again.
+            # The checkpoint is written before the measurement, so that no steps are lost if the run is killed during
+            # the measurement.
             self._checkpoint()
             self._validate()
             self.curves.draw(state)
@@ -176,7 +181,7 @@ class _Run:
         for index in range(rounds):
             with times.part("data"):
                 inputs = self.task.inputs(step, self.ranks.part(index, rounds))
-            # Processes exchange gradients once per step, with the last part.
+            # Processes exchange gradients once per step, in the backward pass of the last part.
             with self._exchange_on(index == rounds - 1):
                 with times.part("forward pass"), autocast(self.config):
                     loss = self.loss(*inputs.tensors) / rounds
@@ -198,7 +203,7 @@ class _Run:
         return num_tokens * self.ranks.world_size, loss
 
     def _passes_apart(self, step: int) -> None:
-        """Runs a step's forward and backward passes again and drops the gradients; used to count operations."""
+        """Runs a step's forward and backward passes again and discards the gradients; used to count operations."""
         for index in range(self.config.accumulation_steps):
             inputs = self.task.inputs(step, self.ranks.part(index, self.config.accumulation_steps))
             with autocast(self.config):
@@ -230,7 +235,8 @@ class _Run:
 
     def _validate(self) -> None:
         step, done = self.state.step, self.state.validations
-        # If the resumed run stopped right after measuring this step, the result is already in its state.
+        # If this run was resumed from a run that stopped right after measuring this step, the result is already in the
+        # state.
         if self.task.validate is not None and not (done and done[-1][0] == step):
             done.append((step, self.task.validate()))
             self.curves.acceptance(*done[-1])

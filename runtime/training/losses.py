@@ -1,4 +1,6 @@
-"""Training losses of heads: distillation from the verifier's next-token distributions; EAGLE-1 adds hidden states."""
+"""Training losses of heads: distillation from the verifier's next-token distributions and, for EAGLE-1, also from its
+hidden states.
+"""
 
 from typing import Any, NamedTuple
 
@@ -11,9 +13,11 @@ from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.unroll import unroll
 
 _LOGITS_AT_ONCE = {"cpu": 2**20}
-"""Number of logits that a cross-entropy processes at once, by device type; on CPUs they fit the cache."""
+"""By device type: number of logits that a cross-entropy processes at once. The number for CPUs is chosen so that the
+logits fit into the cache.
+"""
 _MOST_LOGITS_AT_ONCE = 2**26
-"""Number of logits processed at once on other devices: 256 MiB in float32."""
+"""Number of logits that a cross-entropy processes at once on all other devices; 256 MiB in float32."""
 
 
 class DenseTarget(NamedTuple):
@@ -24,13 +28,13 @@ class DenseTarget(NamedTuple):
 
 
 class TopTarget(NamedTuple):
-    """The verifier's distributions as recorded: the likeliest tokens only."""
+    """The verifier's distributions as a recording contains them: the likeliest tokens only."""
 
     token_ids: Tensor
     """int64 [batch, length, top_k]; row i predicts token i + 1."""
     probabilities: Tensor
-    """float32 [batch, length, top_k], from the full softmax; how the remaining probability is distributed is
-    unknown.
+    """float32 [batch, length, top_k], from the softmax over all tokens. How the remaining probability is distributed
+    over the other tokens is unknown.
     """
 
 
@@ -56,15 +60,16 @@ class Wanted(NamedTuple):
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Cross-entropy of a head's logits [batch, length, draft_vocab_size] -> [batch, length]."""
         mine = logits if self.draft_ids is None else logits.gather(-1, self.draft_ids)
-        # Equals -sum(p * log_softmax(x)), with one pass less over the vocabulary.
+        # Equals -sum(p * log_softmax(x)), but reads the vocabulary's logits once less.
         return self.mass * logits.logsumexp(-1) - (self.probabilities * mine).sum(-1)
 
     def totals(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the rows of a head's logits [rows, draft_vocab_size]; the fields of this object must be [rows,
-        ...].
+        """Sums two quantities over the rows of a head's logits [rows, draft_vocab_size]. The fields of this object must
+        have the shape [rows, ...].
 
         Returns:
-            The sum of cross-entropies, and the sum of the likeliest drafts' probabilities, which has no gradient.
+            The sum of the cross-entropies; and the sum of the probabilities that the verifier gives to the likeliest
+            drafts, which has no gradient.
         """
         return _Totals.apply(logits, *self)
 
@@ -76,7 +81,9 @@ class Wanted(NamedTuple):
         return Wanted(*(None if part is None else part[chosen] for part in self))
 
     def among(self, candidates: Tensor) -> "Wanted":
-        """Restrict to draft ids int64 [batch, length, C]; probabilities of other ids are dropped."""
+        """These distributions restricted to draft ids int64 [batch, length, C]; probabilities of other ids are
+        dropped.
+        """
         if self.draft_ids is None:
             probabilities = self.probabilities.gather(-1, candidates)
         else:
@@ -127,8 +134,9 @@ class _Totals(Function):
 class DraftedIds(nn.Module):
     """Maps a verifier's distributions to the tokens that a head can draft.
 
-    Probabilities are renormalised neither over the draft vocabulary nor over the tokens that a recording keeps. A
-    position therefore has less weight in the loss if its likely tokens cannot be drafted or were not recorded.
+    The probabilities are not scaled to a sum of 1, although tokens outside the draft vocabulary and tokens that were
+    not recorded are missing. A position therefore has less weight in the loss if its likely tokens cannot be drafted or
+    were not recorded.
 
     Args:
         draft_token_ids: int64 [draft_vocab_size], target id of each draft id.
@@ -157,19 +165,20 @@ class DraftedIds(nn.Module):
 
 
 class DraftLoss(nn.Module):
-    """Mean loss of all chains of a batch; `forward` is one unrolled pass.
+    """Mean loss of all chains of a batch; `forward` unrolls the head over all steps of the chains.
 
-    The loss of a step is the cross-entropy to the verifier's distribution; later steps have smaller weights.
+    The loss of a step of a chain is the cross-entropy to the verifier's distribution; later steps of a chain have
+    smaller weights.
 
     Args:
         head: the head.
         num_steps: length of the chains.
         step_decay: weight of step j is `step_decay ** j`, divided by the sum of the weights.
         feature_weight: weight of the smooth-L1 distance between the chain's hidden states and the verifier's; the taps
-            must then be the verifier's last hidden states. EAGLE-1 (arXiv 2401.15077, section 4.1) weights the distance
-            10 and the cross-entropy 1; 0 disables the distance.
-        follows_some: whether chains without a token to learn are skipped; some heads require False, which passes whole
-            batches to the head.
+            must then be the verifier's last hidden states. 0 disables the distance. EAGLE-1 (arXiv 2401.15077, section
+            4.1) uses weight 10 for the distance and 1 for the cross-entropy.
+        follows_some: whether chains without a token to learn are skipped. With False, all chains run; some heads
+            require whole batches.
     """
 
     def __init__(
@@ -187,7 +196,9 @@ class DraftLoss(nn.Module):
         self.feature_weight = feature_weight
         self.follows_some = follows_some
         self.accepted: list[Tensor] = []
-        """For each step of the last pass's chains, the mean probability that the verifier gives the likeliest draft."""
+        """For each step of the chains of the last pass, the mean probability that the verifier gives to the head's
+        likeliest draft.
+        """
         self.wanted = DraftedIds(head.draft_token_ids, head.get_submodule("embed_tokens").weight.shape[0])
 
     def forward(
@@ -209,7 +220,8 @@ class DraftLoss(nn.Module):
         accepted = []
         total = torch.zeros((), device=token_ids.device)
         for step in unroll(self.head, token_ids, taps, self.num_steps, chains=chains):
-            # The verifier's row i predicts token i + 1, so its rows are shifted by the offset minus one.
+            # A step's row i predicts token i + offset. The verifier's row i predicts token i + 1, so the targets are
+            # the verifier's rows from offset - 1 on.
             rows = slice(step.offset - 1, step.offset - 1 + width)
             learnt = loss_mask[:, step.offset : step.offset + width]
             hidden = step.hidden[learnt if chains is None else learnt.flatten()[chains]]
@@ -225,6 +237,8 @@ class DraftLoss(nn.Module):
         return total / sum(self.step_decay**step for step in range(self.num_steps))
 
     def _with_something_to_learn(self, loss_mask: Tensor, width: int) -> Tensor | None:
-        """int64 [chains]: the chains with at least one token to learn; None if all chains or none have such a token."""
+        """int64 [chains]: indices of the chains with at least one token to learn. Returns None, which means all chains,
+        if every chain or no chain has such a token.
+        """
         learnt = loss_mask.unfold(1, width, 1)[:, 2 : 2 + self.num_steps].any(1)
         return None if learnt.all() or not learnt.any() else learnt.flatten().nonzero()[:, 0]

@@ -11,8 +11,9 @@ from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
 _WEIGHT_DECAY = 0.05
 """Weight decay of the matrices that Muon trains."""
 _NO_LAYERS = ("embed", "lm_head", "markov_w", "confidence", "codebook", "key_norms")
-"""Name parts of parameters that AdamW trains although they are matrices: per-token tables, output layers and stacked
-norms."""
+"""Parts of parameter names: AdamW trains parameters with these names although they are matrices. They are per-token
+tables, output layers and stacked norms.
+"""
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration, chosen for a large slope at 0."""
@@ -22,8 +23,8 @@ _ITERATIONS = 5
 def fast_dtype(device: torch.device) -> torch.dtype:
     """The dtype of matrix products on a device: bfloat16 if the hardware supports it, else float32.
 
-    The choice depends on hardware features, not on timing, because a resumed run must continue bit for bit, and a
-    second timing could have another result.
+    The choice depends on hardware features, not on timing, because a resumed run must compute the same bits, and a
+    second timing could select another dtype.
     """
     return torch.bfloat16 if device.type != "cpu" or has_bfloat16_units() else torch.float32
 
@@ -43,7 +44,8 @@ def build_optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalised steps, scaled to the RMS of AdamW's steps, so that both use the same learning rate.
+    """Momentum with orthogonalised steps. The steps are scaled to the RMS of AdamW's steps, so that both optimizers use
+    the same learning rate.
 
     This class exists because torch's own Muon always computes in bfloat16, which on a CPU without bfloat16 units takes
     30 times as long as float32. Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from
@@ -53,7 +55,7 @@ class Muon(torch.optim.Optimizer):
         parameters: matrices.
         learning_rate: step size.
         weight_decay: decay per unit of learning rate.
-        dtype: dtype of the products that orthogonalise a step.
+        dtype: dtype of the matrix products that orthogonalise a step.
     """
 
     def __init__(

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# While the first process generates text and measures acceptance, the other processes wait at the next collective.
+# Timeout of collectives. It is long because the other processes wait at the next collective while the first process
+# generates text and measures acceptance.
 _PATIENCE = timedelta(hours=12)
 
 
@@ -27,8 +28,8 @@ class Part(NamedTuple):
         """Row numbers of the part in a batch.
 
         Raises:
-            ValueError: the batch does not split into equal parts, so the mean of the parts' means would not be the mean
-                of the batch.
+            ValueError: the batch does not split into equal parts; the mean of the parts' mean losses would then differ
+                from the batch's mean loss.
         """
         if batch_size % self.count:
             raise ValueError(
@@ -52,7 +53,7 @@ class Ranks(NamedTuple):
         return self.rank == 0
 
     def part(self, round_index: int, num_rounds: int) -> Part:
-        """The part that this process computes in one of the rounds over which a batch is accumulated."""
+        """The part of a batch that this process computes in accumulation round `round_index`."""
         return Part(round_index * self.world_size + self.rank, num_rounds * self.world_size)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class Ranks(NamedTuple):
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """Join the processes of this run as started by torchrun; a single process without torchrun.
+    """Join the processes of this run that torchrun started; without torchrun the run has a single process.
 
     Args:
         device: cpu, cuda (the GPU of the process's local rank) or cuda:<index>.

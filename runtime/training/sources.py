@@ -1,7 +1,8 @@
-"""Sources of a drafter's training data: the verifier run during training, or a recording of its outputs.
+"""Sources of a drafter's training data: the verifier, which runs during training, or a recording of the verifier's
+outputs.
 
-A source supplies the tensors of the loss by step and part: text, taps and distributions. A source does not depend on
-the head.
+For a step and a part of its batch, a source supplies the tensors of the loss: text, taps and distributions. A source
+does not depend on the head.
 """
 
 from collections.abc import Iterator
@@ -34,15 +35,17 @@ class Source(Protocol):
     def token_weights(self) -> Tensor:
         """Weight of each token in the choice of a draft vocabulary -> [vocab_size].
 
-        The weight counts the token's occurrences and adds its recorded probabilities.
+        The weight is the number of the token's occurrences plus the sum of its recorded probabilities.
         """
 
     def judged_token_counts(self) -> Tensor:
-        """Occurrences of each token in the text that a head is measured on -> int64 [vocab_size]."""
+        """Occurrences of each token in the text on which a head is measured -> int64 [vocab_size]."""
 
 
 class LiveSource:
-    """Text of a corpus, and text that the verifier generated before; each step runs the verifier over its rows."""
+    """Source with the text of a corpus, and text that the verifier generated before training. Each step runs the
+    verifier over the step's rows.
+    """
 
     def __init__(
         self, config: TrainDrafterConfig, ranks: Ranks, verifier: FrozenVerifier, documents: list[Tensor]
@@ -56,7 +59,7 @@ class LiveSource:
         self._own_text = RowSampler(self._rollouts, config.seed)
 
     def inputs(self, step: int, part: Part) -> Inputs:
-        """Inputs from a batch's rows: the generated text comes first, then the corpus."""
+        """Inputs from a batch's rows, of which the first are generated text, and the others text of the corpus."""
         config, own = self._config, self._own_rows
         rows = part.rows(config.batch_size)
         others = config.batch_size - own
@@ -84,7 +87,7 @@ class LiveSource:
 
     def _written(self, config: TrainDrafterConfig, ranks: Ranks) -> Tensor:
         if not ranks.is_first:
-            # When the first process reaches the barrier, the file of rollouts is complete.
+            # The first process reaches the barrier only after it has written the whole file of rollouts.
             ranks.wait_for_first()
         with Progress(disable=not ranks.is_first) as bar:
             task = bar.add_task("the verifier's own text", total=config.rollout_rows)
@@ -105,7 +108,7 @@ class LiveSource:
 
 
 class RecordedSource:
-    """Windows of a recording; the verifier is not run.
+    """Source with windows of a recording; the verifier is not run.
 
     Args:
         config: settings of the run.
@@ -113,7 +116,8 @@ class RecordedSource:
         verifier: folder of the verifier.
         tap_layers: layers whose taps are read.
         device: device of the inputs.
-        all_sequences: also read held-out sequences, for a recording that contains only training data.
+        all_sequences: whether to train also on the sequences that would otherwise be held out; set for a recording that
+            contains only training data.
 
     Raises:
         RecordingError: the recording cannot be read, or is of another verifier.
@@ -152,7 +156,7 @@ class RecordedSource:
         return RecordingReader(self._folder, held_out=True)
 
     def judged(self, most: int) -> Iterator[Record]:
-        """At most `most` held-out records, with only the taps that training uses."""
+        """At most `most` held-out records, reduced to the taps that training uses."""
         for number in range(min(most, self.held_out.num_sequences)):
             record = self.held_out.record(number)
             yield record if self._columns is None else record._replace(taps=record.taps[:, self._columns])
@@ -180,7 +184,8 @@ class RecordedSource:
 
 
 def tap_columns(reader: RecordingReader, tap_layers: tuple[int, ...]) -> Tensor | None:
-    """Columns of a recording's taps that hold `tap_layers`, lowest first; None if these are all of its taps.
+    """Columns of a recording's taps that belong to `tap_layers`, lowest layer first; None if `tap_layers` are all
+    tapped layers of the recording.
 
     Raises:
         ValueError: the recording lacks one of the layers.

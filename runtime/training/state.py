@@ -14,7 +14,7 @@ STATE_FILE = "training_state.pt"
 
 
 class TrainingState:
-    """Progress of a run. `step` is the next step to run."""
+    """Progress of a run; `step` is the next step to run."""
 
     def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
         self._model = model
@@ -36,7 +36,7 @@ class TrainingState:
         return logged
 
     def save(self, path: Path, config: TrainDrafterConfig, own: dict[str, Any] | None = None) -> None:
-        """Write the state to `path` atomically; `own` is state that the caller adds."""
+        """Write the state to `path` atomically; `own` is additional state of the caller."""
         state = {
             "settings": config.resume_settings(),
             "model": self._model.state_dict(),

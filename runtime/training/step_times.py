@@ -1,4 +1,6 @@
-"""Times the phases of training steps on a CPU; warns if a step is slower than its matrix products explain."""
+"""Times the phases of training steps on a CPU, and logs a warning if a step takes much longer than its matrix products
+should take.
+"""
 
 import logging
 import time
@@ -10,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 logger = logging.getLogger(__name__)
 _WARM_UP, _JUDGED = 2, 6
-"""Number of first steps that are ignored, and number of steps after them that are measured."""
+"""Number of steps at the start that are not measured, and number of measured steps after them."""
 _MOST = 2.0
 """Ratio of a step's time to the time of its matrix products above which the warning is logged."""
 
@@ -40,8 +42,8 @@ class StepTimes:
         """Count a step; after the last measured step, compare the steps' time with the time of their matrix products.
 
         Args:
-            passes: runs forward and backward pass of a step, whose operations are counted. The run's own passes are not
-                counted, because counting changes the order of some sums.
+            passes: runs forward and backward pass of a step again, to count their operations. Operations are not
+                counted in the step's actual passes, because counting changes the order of some sums.
         """
         self._step += 1
         if self._step == _WARM_UP:

@@ -30,14 +30,14 @@ class UnrolledFamily(Family):
 
 
 class EagleFamily(UnrolledFamily):
-    """EAGLE heads; the files of a head determine whether it is EAGLE-1 or EAGLE-3."""
+    """EAGLE heads; whether a head is EAGLE-1 or EAGLE-3 is read from the head's files."""
 
     trains_output = True
     """Whether the output matrix belongs to the head and is trained."""
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
         """See `Family.load`."""
-        # No weights are lent, because trained weights must not be shared with a running verifier.
+        # The target has no lender here, because weights that are trained must not be shared with a running verifier.
         return load_eagle_head(folder, replace(target, lender=None))
 
     def free(self, head: TrainedHead) -> TrainedHead:
@@ -88,7 +88,7 @@ class Eagle3Family(EagleFamily):
 
 
 class Eagle1Family(EagleFamily):
-    """EAGLE-1, which also learns the verifier's last hidden states."""
+    """EAGLE-1, which is also trained to predict the verifier's last hidden states."""
 
     trains_output = False
 

@@ -1,4 +1,6 @@
-"""Measures the acceptance of a head in training with the serving engine: verifier, head and channel run as deployed."""
+"""Measures a head's acceptance during training with the engine that serves: verifier, head and channel run as in a
+deployment.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,12 +39,12 @@ class EngineValidation:
     dtype: torch.dtype
     device: torch.device
     inside_verifier: bool = False
-    """Whether the weights are an MTP module, exported into a folder with the verifier's files."""
+    """Whether the head is an MTP module, which is exported to a folder with the verifier's files."""
 
     def measure(self, export: Callable[[Path], None]) -> HeadAcceptance:
-        """Export the weights, load them as a user does, and generate.
+        """Export the head's weights, load the exported files as in serving, and generate text.
 
-        The verifier is loaded only during the measurement, since memory is scarce during training.
+        The engine's verifier is loaded only during the measurement, because memory is scarce during training.
         """
         shape = SpeculationConfig(self.chain, 1, self.chain + 1)
         longest = max(map(len, self.prompts)) + self.num_tokens

@@ -1,4 +1,6 @@
-"""Weights of a verifier from which a new head starts, taken from a loaded model or read from its files."""
+"""The verifier's weights with which a new head is initialised, taken from a loaded model or read from the verifier's
+files.
+"""
 
 from typing import NamedTuple
 

@@ -14,7 +14,9 @@ drafter_kinds = (
 
 
 def find_problem(path: str) -> str | None:
-    """Returns the problem if the class's package is missing on this machine, else None; imports nothing."""
+    """Returns an error text if the package of the class at `path` is missing on this machine, else None. Imports
+    nothing.
+    """
     package = path.partition(".")[0]
     if importlib.util.find_spec(package) is None:
         return f"there is no module {package}; is its folder on PYTHONPATH?"

@@ -11,7 +11,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 
 
 class UserDrafterError(ValueError):
-    """A user's drafter cannot be used; the message is one line with what to change."""
+    """A user's drafter cannot be used; the message is one line that says what to change."""
 
 
 def load_user_drafter(

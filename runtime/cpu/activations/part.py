@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 EXACT, INT8 = "exact", "int8"
 engine_settings = {"cpu_activations": (str, EXACT)}
-"""Option for the inputs of linear layers with packed weights on CPUs: exact inputs, or inputs rounded to int8."""
+"""Option for linear layers with packed weights on CPUs: whether their inputs are exact, or rounded to int8."""
 
 
 def check_limits(config: "EngineConfig") -> None:
@@ -21,7 +21,7 @@ def check_limits(config: "EngineConfig") -> None:
 
 
 def open_backend(settings: "PairSettings", device: "torch.device") -> None:
-    """Raises ValueError if int8 activations are requested for another device or for a compiled engine.
+    """Raises ValueError if int8 activations are requested for a device other than a CPU, or for an engine directory.
 
     Never opens a backend.
     """
@@ -31,7 +31,9 @@ def open_backend(settings: "PairSettings", device: "torch.device") -> None:
 
 
 def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:
-    """Rounds a loaded model's activations from now on; the load test before ran with exact activations."""
+    """Makes a loaded model round its activations from now on. The test at load has already run, with exact
+    activations.
+    """
     if config.cpu_activations == INT8:
         from wingbeat.runtime.cpu.activations.rounded import RoundedActivations
 

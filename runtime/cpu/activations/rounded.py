@@ -1,6 +1,7 @@
-"""Rounds activations to int8 in blocks of 32 inputs, as llama.cpp does, so that CPUs sum four products at once.
+"""Rounds activations to int8 in blocks of 32 inputs, as llama.cpp does, because CPUs have instructions that sum four
+int8 products at once.
 
-Each row is rounded independently, so that a row's products still do not depend on the other rows of a pass.
+Each row is rounded independently, so that a row's results still do not depend on the other rows of a pass.
 """
 
 import logging
@@ -55,7 +56,9 @@ class RoundedActivations(ModelPart):
 
 
 def _round_rows(linear: nn.Linear) -> bool:
-    """Makes a linear layer round its inputs; returns False if the layer's weights do not permit that."""
+    """Makes a linear layer round its inputs. Returns False if the kernels cannot multiply rounded inputs by the layer's
+    weights.
+    """
     panels = getattr(linear, "panels", None)
     if isinstance(panels, Panels) and panels.scales is not None:
         values, scales = to_eight_bits(panels.dense())

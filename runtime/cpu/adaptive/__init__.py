@@ -1,1 +1,1 @@
-"""Adaptive speculation of rounds on C++ kernels."""
+"""Adaptive speculation for rounds that run on C++ kernels."""

@@ -1,4 +1,6 @@
-"""Adaptive speculation with trees in host memory: chooses nodes after the trees arrive, and times rounds."""
+"""Adaptive speculation with trees in host memory: chooses the nodes to verify after the trees arrive, and times
+rounds.
+"""
 
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class _Seen(NamedTuple):
-    """Properties of a round's trees, recorded at launch."""
+    """Properties of a round and its trees, recorded at launch."""
 
     context: float
     """Mean number of tokens per sequence."""
@@ -31,11 +33,13 @@ class _Seen(NamedTuple):
     num_context_tokens: int = 0
     """Number of context tokens that the drafter processed before drafting."""
     evidence: np.ndarray | None = None
-    """The round's `RoundResult.evidence`, if it is recorded."""
+    """Evidence on the round's trees, as in `RoundResult.evidence`; None if none is recorded."""
 
 
 class HostSpeculation(AdaptiveSpeculation):
-    """Chooses the nodes whose verification pays, across all trees of a round, and learns the costs of rounds."""
+    """Chooses the nodes whose expected benefit exceeds the cost of their verification, across all trees of a round, and
+    learns the costs of rounds.
+    """
 
     fixed_widths = False
 
@@ -44,7 +48,7 @@ class HostSpeculation(AdaptiveSpeculation):
         self._by = torch.from_numpy(self.acceptance.table), torch.from_numpy(EDGES)
         self._num_context_tokens = 0
         self._asks = False
-        """Whether this round also requested the draft of the next round."""
+        """Whether this round also requests the drafts for the next round."""
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
@@ -65,10 +69,10 @@ class HostSpeculation(AdaptiveSpeculation):
         return super().write_rule(plan, outcome, num_context_tokens)
 
     def prune(self, trees: HostTrees | None, decodes: list[Sequence], drafted: HostTrees | None) -> HostTrees | None:
-        """See `Speculation.prune`; None if no node pays."""
+        """See `Speculation.prune`; returns None if no node is worth its verification."""
         self._asks = False
-        # `drafted` is `trees` unless a grammar has added nodes; in that case the drafter's own trees were checked
-        # already.
+        # `drafted` and `trees` are the same object unless a grammar has added nodes. If a grammar has added nodes, the
+        # drafter's trees have already been checked, so `checked` returns them.
         own = None if drafted is None or drafted is trees else drafted.checked()
         came = drafted is not None and (drafted is trees or own is not None)
         if not came and self._plan.reason == Reason.PROBE_PLAIN:
@@ -131,5 +135,7 @@ def host_speculation(runner: ModelRunner) -> type[HostSpeculation] | None:
 
 
 def _useful_depth(seq: Sequence) -> int:
-    """Number of a tree's levels that the request can still emit; its last token is the bonus token."""
+    """Number of levels of a tree whose tokens the request can still emit. One token of the remaining number is the
+    bonus token.
+    """
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)

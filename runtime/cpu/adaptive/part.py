@@ -1,3 +1,3 @@
-"""Runtime part: adaptive speculation of rounds on C++ kernels."""
+"""Runtime part: adaptive speculation for rounds that run on C++ kernels."""
 
 host_speculation = "wingbeat.runtime.cpu.adaptive.host_speculation:host_speculation"

@@ -1,8 +1,9 @@
-"""Drafting passes on the CPU by C++ kernels: first the decided pairs are committed, then the trees are grown.
+"""Drafting passes on the CPU with C++ kernels. A pass first commits the decided pairs, then grows the trees.
 
-The trees are the same as with torch operations, which would take several times as long for a small head. With a single
-verifier, a round is one C++ call on the buffers of the verifier's channel. One call matters because the verifier's work
-between two rounds evicts the CPU caches, so that Python operations take several times longer than in a loop.
+The trees are the same as with torch operations. For a small head, torch operations would take several times as long.
+If the drafter has a single verifier, a round is one C++ call on the buffers of the verifier's channel. A single call
+matters because the verifier's work between two drafts evicts the CPU caches, so that Python code takes several times
+longer than in a tight loop.
 """
 
 import ctypes
@@ -40,7 +41,9 @@ _LEAST_ANGLES = 2048
 
 
 def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
-    """Returns CPU passes for a drafter; None if there are no kernels for its head or the shape of its trees."""
+    """Returns CPU passes for a drafter; None if the kernels do not support the drafter's head or the shape of its
+    trees.
+    """
     kernels, growth = cpu_kernels(), drafter.growth
     fits = growth.top_k <= len(drafter.head.draft_token_ids)
     fits &= drafter.speculation.draft_tree is None or growth.top_k == 1
@@ -54,7 +57,7 @@ class KernelPasses(HeadPasses):
     """Passes of one drafter on the CPU.
 
     Args:
-        kernel_head: addresses of the packed weights of the drafter's head.
+        kernel_head: the drafter's head in the form that the kernels read.
     """
 
     def __init__(self, kernels: CpuKernels, drafter: HeadDrafter, kernel_head: AnyKernelHead) -> None:
@@ -107,7 +110,9 @@ class KernelPasses(HeadPasses):
         return True
 
     def _channel(self, end: DrafterEnd, outcome: Outcome) -> Channel | None:
-        """Returns the buffers' addresses for one parity; None unless all are in host memory, with float32 taps."""
+        """Returns the addresses of an outcome's and its reply's buffers. Returns None if the taps are not float32, or
+        if a buffer is not contiguous host memory.
+        """
         spec, reply = end.spec, end.reply
         tensors = [*outcome, *reply, end.token_ids]
         if spec.taps_dtype != torch.float32 or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
@@ -192,15 +197,15 @@ class KernelPasses(HeadPasses):
         )
         sequences = self._sequences(batch.block_tables, batch.max_committed_len, batch.position_deltas)
         num_levels = self.kernels.grow(self._struct, sequences, roots)
-        del held  # the rules contain pointers into `held` until here
+        del held  # `rules` contains pointers to the tensors in `held`, so `held` must live until here
         if self._top_k > 1:
             return trees
         return TokenTree(*(field[:, : num_levels + 1] for field in trees[:-1]), trees.num_valid)
 
     def nobodys(self, num_threads: int) -> list[Callable[[], TokenTree]]:
-        """Passes of `ROWS` sequences with full trees, for timing.
+        """Passes for timing, one for each number of sequences in `ROWS`, with full trees.
 
-        The passes use the spare slot behind all other slots, and block 0, so that no request's state changes.
+        The passes use the spare slot after all slots of requests, and block 0, so that no request's state changes.
         """
         pool, self.num_threads = self._pool, num_threads
         by_slot = torch.zeros(pool.num_slots + 1, dtype=torch.int64)
@@ -257,7 +262,7 @@ class KernelPasses(HeadPasses):
         )
 
     def _rules(self, rules: Rules) -> tuple[GrowthRules, list[Tensor]]:
-        """Returns the rules as C structs, and the objects that own their memory."""
+        """Returns the rules as C structs, and the tensors that own the memory of these structs."""
         tables = [torch.from_numpy(rule.table).float().contiguous() for _, rule in rules]
         made = (GrowthRule * len(rules))(
             *(

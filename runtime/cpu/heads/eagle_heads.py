@@ -17,7 +17,7 @@ def kernel_head(head: Any) -> KernelHead | None:
 
 
 def read_eagle(head: EagleHead) -> KernelHead | None:
-    """Reads an EAGLE-3 head, or a head of another class with EAGLE-3's mathematics."""
+    """Reads an EAGLE-3 head, or a head of another class that computes the same as EAGLE-3."""
     made = KernelHead.from_layers(head, head.behind)
     if made is None:
         return None

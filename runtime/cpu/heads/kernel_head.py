@@ -1,4 +1,6 @@
-"""An EAGLE head in the form that CPU kernels read: from tokens and taps to logits of the draft vocabulary."""
+"""An EAGLE head in the form that CPU kernels read. The kernels compute logits of the draft vocabulary from tokens and
+taps.
+"""
 
 import ctypes
 from collections.abc import Iterable
@@ -21,7 +23,7 @@ class AnyKernelHead(Protocol):
     """Addresses of a head's weights, which the kernels read to draft."""
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
-        """Returns the head's struct with the addresses of these keys and values, one pair per layer."""
+        """Returns the head's struct with the addresses of these KV caches, one (key, value) pair per layer."""
         ...
 
 
@@ -37,7 +39,7 @@ class KernelHead(NamedTuple):
     def from_layers(cls, head: DecoderHead, behind: Iterable[nn.Module] = ()) -> "KernelHead | None":
         """Reads layers, embedding and output head of a draft head, and packs its weights.
 
-        The caller must add the fields that only the head's family has.
+        The caller must add the fields that are specific to the head's family.
 
         Args:
             behind: layers after the first.
@@ -70,7 +72,7 @@ class KernelHead(NamedTuple):
         return Norm(_wide(norm, self.held), norm.eps)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head:
-        """Returns the head's struct with the addresses of these keys and values, one pair per layer."""
+        """Returns the head's struct with the addresses of these KV caches, one (key, value) pair per layer."""
         made, behind = Head.from_buffer_copy(self.head), (Layer * len(self.behind))(*self.behind)
         for layer, cache in zip([made.layer, *behind], caches, strict=True):
             layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
@@ -85,12 +87,13 @@ def embedding_of(weight: Tensor) -> Embedding:
 
 
 def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = None) -> Layer | None:
-    """Reads a layer and packs its weights; None unless the weights are frozen, on the CPU and of `KERNEL_DTYPES`.
+    """Reads a layer and packs its weights. Returns None unless the weights are frozen, on the CPU and of a dtype in
+    `KERNEL_DTYPES`.
 
     Args:
-        held: receives the objects that own the layer's memory, besides the head's parameters.
-        behind: a later layer to read, which has the same shapes and its own input norm; None reads the head's first
-            layer.
+        held: list to which the objects are added that own the layer's memory; the head's parameters are not added.
+        behind: the layer to read, if it is not the first: it has the same shapes and its own input norm. None reads the
+            head's first layer.
     """
     config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
     heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim

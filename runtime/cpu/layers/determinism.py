@@ -1,8 +1,8 @@
-"""Deterministic mode on CPUs: a row's result is bit-identical whatever other rows share its pass.
+"""Deterministic mode on CPUs: a row's result has the same bits for any other rows in the same pass.
 
-Every product, norm and attention that affects a row must run on the C++ kernels, whose order of summation depends
-neither on other rows nor on a tree's shape. A model that computes rows with any other module is refused; the error
-names the module.
+All matrix products, norms and attention must run on the C++ kernels, whose order of summation depends neither on other
+rows nor on a tree's shape. For a model with any other module that computes rows, an error is raised that names the
+module.
 """
 
 from torch import nn
@@ -19,10 +19,10 @@ __all__ = ["check", "check_limits", "make", "pack_segments"]
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuses a dtype or a machine without deterministic kernels.
+    """Raises an error if there are no deterministic kernels on this machine or for the model's dtype.
 
     Raises:
-        UnsupportedModelError: the message does not contain the model's name.
+        UnsupportedModelError: there are no such kernels; the message does not contain the model's name.
     """
     dtype = next(model.parameters()).dtype
     if dtype not in KINDS:
@@ -32,7 +32,7 @@ def check(model: PreTrainedModel) -> None:
 
 
 def check_limits(config: EngineConfig) -> None:
-    """Accepts all limits: deterministic mode on CPUs restricts none of them."""
+    """Accepts all limits, because deterministic mode on CPUs restricts none of them."""
 
 
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
@@ -43,7 +43,7 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
             logs why a layer was not swapped.
 
     Raises:
-        UnsupportedModelError: the message does not contain the model's name.
+        UnsupportedModelError: a module does not run on the kernels; the message does not contain the model's name.
     """
     for layer in layers:
         if not isinstance(layer, CpuLayer):

@@ -1,8 +1,9 @@
-"""Weights of eight and fewer bits on CPUs, where reading the weights limits the speed of passes with few rows.
+"""Weights of eight and fewer bits on CPUs. Smaller weights make passes with few rows faster, because reading the
+weights limits their speed.
 
-For int8, weights are rounded in the model that transformers loaded, before it is tested, so that the tested and the
-served model are the same. Activations and sums stay in the model's dtype; embeddings, norms and modules that are no
-linear layers stay as they are.
+For int8, the weights are rounded in the model that transformers loaded, before that model is tested, so that the tested
+and the served model are the same. Activations and sums stay in the model's dtype; embeddings, norms and other modules
+than linear layers stay as they are.
 """
 
 import logging
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """Rounds the weights of the decoder's linear layers and of the output head to int8.
 
-    A tied output head gets its own copy of the weight, so that the embedding is not rounded.
+    An output head that is tied to the embedding gets its own copy of the weight, so that the embedding is not rounded.
 
     Raises:
         UnsupportedModelError: there are no kernels, or the model has no linear layers; the message does not contain the
@@ -34,8 +35,8 @@ def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if type(head) is nn.Linear and head.weight is embedding.weight:
         head.weight = nn.Parameter(head.weight.clone(), requires_grad=False)
-    # Only plain linear layers are rounded: experts stored in one tensor, and layers of other classes, read their
-    # weights with code of their own.
+    # Only plain linear layers are rounded, because only these can be packed later. Experts that are stored in one
+    # tensor, and layers of other classes, read their weights with code of their own.
     linears = {module for module in (*layers.modules(), head) if type(module) is nn.Linear}
     if not linears:
         raise UnsupportedModelError("it has no linear layers to round")
@@ -47,7 +48,9 @@ def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
 
 
 def pack_rounded(model: PreTrainedModel) -> None:
-    """Packs rounded layers that are not packed yet, such as those in decoder layers that run transformers' code."""
+    """Packs all rounded layers that are not packed yet, such as the linear layers of decoder layers that run
+    transformers' code.
+    """
     for module in model.modules():
         if getattr(module, "eight_bits", False):
             pack_linear(module, cpu_kernels())

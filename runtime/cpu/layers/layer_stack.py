@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama and Gemma kinds on CPUs: consecutive layers run as one call of the C++ kernels."""
+"""Decoder layers of the Llama and Gemma kinds on CPUs. Consecutive layers run in one call of the C++ kernels."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,7 +21,9 @@ GEMMA_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3"}.items()
 )
-"""Layers that also normalise the outputs of attention and MLP, and whose norms multiply by 1 + weight."""
+"""Class names of layers that also normalise the outputs of attention and MLP, and whose norms multiply by 1 +
+weight.
+"""
 LLAMA_NORMS = {"input": "input_layernorm", "output": "post_attention_layernorm"}
 GEMMA_NORMS = {
     "input": "input_layernorm",
@@ -29,20 +31,20 @@ GEMMA_NORMS = {
     "output": "pre_feedforward_layernorm",
     "left": "post_feedforward_layernorm",
 }
-"""Names of a layer's norm modules, by the names of the kernels' fields."""
+"""Names of a layer's norm modules, by the kernels' names of the norms."""
 GATES = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
-"""Numbers by which the kernels know the activation functions of gates, by class name."""
+"""Numbers of the gates' activation functions in the kernels, by class name of the activation."""
 MOST_AHEAD = 1 << 20
-"""Maximum number of elements in the outputs that layers may compute ahead of their call."""
+"""Maximum number of elements of all outputs that are computed before their layers are called."""
 
 
 class _Ahead(NamedTuple):
-    """Outputs of layers that were computed ahead of their call."""
+    """Outputs of layers that were computed before these layers are called."""
 
     index: int
     """Index of the layer that is called next."""
     entering: Tensor
-    """Tensor object with which that layer must be called."""
+    """Tensor object that must be that layer's input; for another input, the stored outputs are not used."""
     outputs: list[Tensor]
     """Outputs of that layer and of the layers after it."""
     position_embeddings: tuple[Tensor, Tensor]
@@ -50,19 +52,19 @@ class _Ahead(NamedTuple):
 
 
 class Additions(NamedTuple):
-    """Additions of a runtime part (LoRA) to the products of layers."""
+    """Functions by which a runtime part (LoRA) adds to the results of matrix products in layers."""
 
     fits: Callable[[Rows], bool]
-    """Function (rows) -> whether the kernels can add to the products of these rows."""
+    """Function (rows) -> whether the kernels can compute the addition for these rows."""
     of_rows: Callable[[Rows], Addition | None]
     """Function (rows) -> the addition for these rows; None if nothing is added."""
 
 
 class LayerStack:
-    """The layers of a model that run on the C++ kernels, of the Llama or Gemma kind.
+    """The layers of a model, of the Llama or Gemma kind, that run on the C++ kernels.
 
-    A call of one layer also runs the layers after it, whose own calls then return the stored outputs. Each layer's
-    output still passes through the model's own code and hooks.
+    The call of a layer also computes the layers after that layer; when those are called, they return the stored
+    outputs. Each layer's output thus still passes through the model's own code and hooks.
     """
 
     def __init__(self, kernels: CpuKernels) -> None:
@@ -71,8 +73,8 @@ class LayerStack:
         self._layers: dict[int, Layer] = {}
         self._held: dict[int, list[object]] = {}
         self._kinds: dict[int, str | None] = {}
-        """By layer index, the layer type of a layer that may have its own rotary embedding (Gemma); None for other
-        layers.
+        """By layer index: the layer type, if layers of different types may have different rotary embeddings (Gemma);
+        else None.
         """
         self._attention: dict[int, LayerAttention] = {}
         self._added: dict[int, tuple[tuple[ctypes.Structure, ...], list[object]]] = {}
@@ -86,11 +88,12 @@ class LayerStack:
             ValueError: a layer is not a plain frozen linear layer on the CPU.
         """
         attn, mlp = layer.self_attn, layer.mlp
-        # The memory behind the pointers must live as long as the stack.
+        # `held` receives the objects that own the memory to which the structs point. They must live as long as the
+        # stack.
         held: list[object] = []
 
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        # Gate and up projections are multiplied together, so both must be stored in one dtype.
+        # The gate and up projections are computed as one matrix product, so both must be stored in the same dtype.
         gated = (mlp.gate_proj, mlp.up_proj)
         unpacked = [linear.weight for linear in gated if getattr(linear, "panels", None) is None]
         halved = all(map(fits_bfloat16, unpacked))
@@ -132,9 +135,12 @@ class LayerStack:
         self._at = None
 
     def take_written(self, layer: nn.Module) -> None:
-        """Reads a layer's weights again after they were written in place, which may have reallocated them."""
+        """Reads the addresses of a layer's weights again after the weights were written, because a write may reallocate
+        them.
+        """
         index, gated = layer.self_attn.layer_idx, (layer.mlp.gate_proj, layer.mlp.up_proj)
-        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # `add` requires one dtype for gate and up
+        # `add` requires the same dtype for gate and up projections
+        if len({linear.panels.storage.dtype for linear in gated}) > 1:
             for linear in gated:
                 linear.unpack()
                 linear.pack(self.kernels, held=linear.weight.dtype)
@@ -143,10 +149,11 @@ class LayerStack:
             self.add_to(index, *self._added[index])
 
     def add_to(self, index: int, products: tuple[ctypes.Structure, ...], held: list[object]) -> None:
-        """Registers `additions` for a layer's products: q, k and v; the output; gate and up; down.
+        """Registers `additions` for a layer's four matrix products: q, k and v projections; output projection; gate and
+        up projections; down projection.
 
         Args:
-            products: for each product, the struct that `Add` receives.
+            products: for each matrix product, the struct that `Add` receives.
             held: objects that own the memory of these structs.
         """
         layer = self._layers[index]
@@ -184,7 +191,9 @@ class LayerStack:
     def run_on(
         self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows
     ) -> list[Tensor]:
-        """Returns the outputs of the layer, and of the following layers that run in the same call; see `run`."""
+        """Returns the output of the layer, and the outputs of the following layers that run in the same call; see
+        `run`.
+        """
         array = self._array(rows.caches)
         count, most = 1, MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most and self._kinds[index] == self._kinds[index + count]:
@@ -205,8 +214,7 @@ class LayerStack:
         return list(out.unbind(0))
 
     def _array(self, caches: Any) -> ctypes.Array:
-        """Returns the layer structs with the addresses of a KV pool; the array of the latest pool is cached."""
-        # Returns the layer structs with the addresses of a KV pool; keeps the array of the latest pool.
+        """Returns the layer structs with the addresses of a KV pool. The array for the latest pool is cached."""
         at = self._at
         if at is None or at[0] is not caches:
             array = (Layer * (1 + max(self._layers)))()
@@ -221,7 +229,7 @@ class LayerStack:
 
 
 class CpuLayer(SwappedLayer):
-    """A forward method put before that of a layer's own class.
+    """Base class, put before a layer's own class, whose forward method runs the layer on the kernels.
 
     Weights, parameter names and submodules stay as they are.
     """
@@ -238,7 +246,9 @@ class CpuLayer(SwappedLayer):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Runs the layer in its stack, or transformers' code if the batch is not Wingbeat's."""
+        """Runs the layer in its stack. Runs transformers' code if the call does not come from Wingbeat's engine, or if
+        the kernels cannot run the rows.
+        """
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
         if stack is None or rows is None or not stack.fits(rows):
@@ -278,7 +288,7 @@ class CpuLayer(SwappedLayer):
                 module.unpack()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The stack is left out, because a copied layer has weights of its own.
+        # A copy of a layer is in no stack, because the copy has weights of its own.
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
 
 
@@ -287,7 +297,9 @@ def _is_gemma(layer: nn.Module) -> bool:
 
 
 def _norms(layer: nn.Module, held: list[object]) -> dict[str, Any]:
-    """Returns addresses and epsilons of a layer's norms by the kernels' fields; `held` receives the tensors."""
+    """Returns addresses and epsilons of a layer's norms, by the kernels' names of the norms. `held` receives the
+    tensors that own the memory.
+    """
     places = GEMMA_NORMS if _is_gemma(layer) else LLAMA_NORMS
     attn, modules = layer.self_attn, {name: getattr(layer, place) for name, place in places.items()}
     if hasattr(attn, "q_norm"):

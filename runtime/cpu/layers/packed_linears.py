@@ -1,4 +1,6 @@
-"""Linear layers on CPUs whose weights are stored in an order that kernels read fast: input-major, or in panels."""
+"""Linear layers on CPUs whose weights are stored in an order that kernels can read fast: input-major, or packed in
+panels.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +20,14 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
     """Stores float32 weights on the CPU input-major: [out, in] with strides (1, out); returns the number of layers.
 
-    With these strides the product of eight rows (a chain to verify) takes half the time that PyTorch's layout takes,
-    and the product of one row takes no longer. Shapes, names and values stay; tied embeddings share the new layout.
-    Weights of other dtypes or on other devices are not changed, because their kernels are fast with the usual layout.
+    With these strides the matrix product with eight rows (a chain to verify) takes half as long as with PyTorch's
+    layout, and the product with a single row takes no longer. Shapes, names and values stay; tied embeddings share the
+    new layout. Weights of other dtypes or on other devices are not changed, because torch's kernels for them are fast
+    with the usual layout.
 
     Args:
-        deterministic: also change weights of other dtypes, because the C++ kernels then multiply by all weights,
-            regardless of speed.
+        deterministic: whether to change weights of other dtypes too, because in deterministic mode the C++ kernels
+            compute all matrix products, even where they are slower.
     """
     num_laid = 0
     for linear in module.modules():
@@ -44,19 +47,24 @@ def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
 
 
 class InputMajorLinear(PackableLinear):
-    """A frozen linear layer with input-major or packed weights; uses the base class's forward where no kernel fits.
+    """A frozen linear layer with input-major or packed weights.
 
-    With C++ kernels, a row's product does not depend on the other rows.
+    The base class's forward is used where no kernel supports the layer. With C++ kernels, a row's output does not
+    depend on the other rows.
     """
 
     deterministic = False
-    """Whether to use the C++ kernels for any dtype and size, so that a row never depends on other rows."""
+    """Whether to use the C++ kernels for all dtypes and sizes, so that a row's result never depends on other rows."""
     eight_bits = False
-    """Whether the weight's values fit eight bits (`wingbeat.kernels.cpu.eight_bits`) and are packed as int8."""
+    """Whether the weight's values can be represented in eight bits (`wingbeat.kernels.cpu.eight_bits`), so that they
+    are packed as int8.
+    """
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, its transposed view [in, out], and whether the C++ kernels may multiply by it."""
     panels: Panels | GroupPanels | None = None
-    """The packed weight, with the bias; `weight` then has only shape and dtype, and its values are NaN."""
+    """The packed weight with the bias; None if the weight is not packed. If it is packed, `weight` keeps its shape and
+    dtype, but its values are NaN.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Multiplies [..., in] -> [..., out]."""
@@ -94,7 +102,7 @@ class InputMajorLinear(PackableLinear):
     def pack(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None) -> None:
         """Replaces the weight by panels, built by `Panels.pack`.
 
-        `weight` then reads as NaN; use `dense_weight` for the values.
+        Afterwards `weight` contains NaN; `dense_weight` returns the values.
         """
         weight, bias = self._parameters["weight"], self.bias
         bias = None if bias is None else bias.data.float()
@@ -114,7 +122,9 @@ class InputMajorLinear(PackableLinear):
         return self.panels is None or (isinstance(self.panels, Panels) and not self.eight_bits)
 
     def write(self, weight: Tensor) -> None:
-        """See `PackableLinear.write`; values that bfloat16 cannot hold reallocate bfloat16 panels."""
+        """See `PackableLinear.write`. If the panels are bfloat16 and the new values are not representable in bfloat16,
+        new panels are allocated.
+        """
         panels = self.panels
         if panels is None:
             return super().write(weight)
@@ -148,7 +158,7 @@ class InputMajorLinear(PackableLinear):
             self.panels = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The view is left out because it would be copied as separate weights, and the panels because they hold
+        # A copy omits the view, which would become a second copy of the weights, and the panels, which contain
         # addresses.
         state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "panels")}
         if self.panels is not None:
@@ -170,7 +180,7 @@ class InputMajorLinear(PackableLinear):
 def pack_linear(
     linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None
 ) -> bool:
-    """Packs a frozen linear layer on the CPU, as `Panels.pack` does; returns whether it is packed now."""
+    """Packs a frozen linear layer on the CPU with `Panels.pack`. Returns whether the layer is packed now."""
     kind = type(linear)
     if not isinstance(linear, InputMajorLinear) and kind is not nn.Linear:
         return False
@@ -185,10 +195,11 @@ def pack_linear(
 
 
 def matrices_of(linear: nn.Module) -> list[Matrix]:
-    """Returns a linear layer's weight in the form that kernels read; the caller must keep the layer alive.
+    """Returns a linear layer's weight as the matrices that kernels read, which point to the layer's memory. The caller
+    must keep the layer alive.
 
     Raises:
-        ValueError: as `matrix_of`, or the module is no linear layer.
+        ValueError: as for `matrix_of`; or the module is not a linear layer.
     """
     if isinstance(linear, InputMajorLinear) and linear.panels is not None:
         if linear.panels.order is not None:
@@ -200,5 +211,7 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
 
 
 def draft_matrices(linear: nn.Module) -> list[Matrix]:
-    """`matrices_of` for a draft head, whose activations may be rounded to bfloat16: no answer depends on them."""
+    """`matrices_of` for a draft head. The kernels may round a draft head's activations to bfloat16, because no answer
+    depends on them.
+    """
     return [rounded(matrix) for matrix in matrices_of(linear)]

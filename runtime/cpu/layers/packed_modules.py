@@ -1,4 +1,4 @@
-"""Modules whose weights stay packed as in the checkpoint, and are never stored as floats."""
+"""Modules whose weights stay packed as in the checkpoint, and are not stored as floats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class PackedLinear(InputMajorLinear):
-    """A linear layer loaded in packed form, which stays packed until it leaves the CPU or float32."""
+    """A linear layer loaded in packed form. Its weight stays packed until the layer is moved from the CPU or converted
+    from float32.
+    """
 
     def unpack(self) -> None:
         """Does nothing, because the packed form is the only form in which the weights exist."""
@@ -34,7 +36,7 @@ class PackedLinear(InputMajorLinear):
 
 
 class Held(Packable, ABC):
-    """A module that keeps some parameters packed until the module leaves the CPU or float32."""
+    """A module that keeps some parameters packed until the module is moved from the CPU or converted from float32."""
 
     panels: Any = None
     """The packed parameters; None if no parameter is packed."""
@@ -61,7 +63,7 @@ class Held(Packable, ABC):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The panels are left out, because they hold addresses and cannot be copied.
+        # A copy omits the panels, because they contain addresses.
         state = {name: value for name, value in self.__dict__.items() if name != "panels"}
         return state | {"_parameters": self._parameters | _parameters(self.dense_parameters())}
 
@@ -98,7 +100,7 @@ class ExpertPanels(NamedTuple):
     """Packed weights of a layer's experts; each tuple has one entry per expert."""
 
     gated: tuple[tuple[GroupPanels, ...], ...]
-    """Panels of gate and up, as two tuples, or as one tuple if they are joined."""
+    """Panels of the gate and up projections: two tuples, or one tuple if both projections of an expert are joined."""
     downs: tuple[GroupPanels, ...]
 
     @property
@@ -114,14 +116,16 @@ class ExpertPanels(NamedTuple):
 class PackedExperts(Held):
     """transformers' experts with each expert's weights packed.
 
-    An expert multiplies only the rows that are routed to the expert. A row's sum over experts has a fixed order that
-    does not depend on other rows.
+    Each expert computes only the rows that are routed to it. A row's sum over its experts has a fixed order that does
+    not depend on other rows.
     """
 
     panels: ExpertPanels | None = None
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Computes experts: rows [num_rows, hidden], chosen experts and weights [num_rows, k] -> [num_rows, hidden]."""
+        """Computes the weighted sum of the chosen experts' outputs: rows [num_rows, hidden], experts and weights
+        [num_rows, k] -> [num_rows, hidden].
+        """
         if self.panels is None:
             return super().forward(hidden_states, top_k_index, top_k_weights)
         out = torch.zeros_like(hidden_states)
@@ -142,7 +146,7 @@ class PackedExperts(Held):
 
 
 def _multiply(rows: Tensor, panels: Sequence[GroupPanels]) -> Tensor:
-    """Multiplies rows [num_rows, inputs] by several weights; outputs are concatenated."""
+    """Multiplies rows [num_rows, inputs] by several weights, and returns the concatenated outputs."""
     kernels = None if torch.is_grad_enabled() else cpu_kernels()
     if kernels is None:
         return torch.cat([functional.linear(rows, one.dense(), one.bias) for one in panels], dim=-1)
@@ -155,7 +159,7 @@ def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _leaves(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether `fn`, if applied to the module's tensors, leaves float32 tensors on the CPU."""
+    """Whether `fn` maps a float32 tensor on the CPU to a float32 tensor on the CPU."""
     found = fn(torch.empty(0))
     return found.device.type == "cpu" and found.dtype == torch.float32
 

@@ -1,7 +1,7 @@
 """Runs a Llama-like model on CPUs without its per-layer loop, if all its layers are in one stack.
 
-This saves transformers' overhead: around each module it exceeds the time of a small layer, and building the model's
-output objects takes a tenth of a millisecond, whatever the model's size.
+This avoids transformers' overhead. For small layers the overhead per module exceeds the time of the layer, and creating
+the model's output objects takes a tenth of a millisecond for a model of any size.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,16 @@ from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.model import LayerTaps
 
 _STEADY_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rope types whose angles depend only on the position, not on the text's length."""
+"""RoPE types whose angles depend only on the position, not on the text's length."""
 _MOST_ROTATIONS = 1 << 14
-"""Number of positions whose rotations are cached."""
+"""Number of positions whose cosines and sines are cached."""
 KNOWN_DECODERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}Model"
     for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
 )
-"""Decoders whose code embeds tokens, passes each layer's output to the next layer, and normalises the last output."""
+"""Class names of decoders whose forward only embeds tokens, passes each layer's output to the next layer, and
+normalises the last output.
+"""
 
 
 class KeptRotations:
@@ -37,7 +39,8 @@ class KeptRotations:
         end = int(positions.max()) + 1
         if module.rope_type not in _STEADY_ROPES or end > _MOST_ROTATIONS:
             return module(hidden, position_ids=positions)
-        # The attribute is read only once, because an engine in another thread may share the model and replace it.
+        # The attribute is read only once, because an engine in another thread may share the model and replace the
+        # attribute.
         table = self._table
         if table is None or table[0].dtype != hidden.dtype or len(table[0]) < end:
             every = torch.arange(1 << (end - 1).bit_length(), device=positions.device)
@@ -47,7 +50,7 @@ class KeptRotations:
 
 
 class StackedDecoder(nn.Module):
-    """A forward method put before that of a known decoder's class.
+    """Base class, put before a known decoder's class, whose forward method runs all layers as one step.
 
     Weights, parameter names and submodules stay as they are.
     """
@@ -64,7 +67,9 @@ class StackedDecoder(nn.Module):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs all layers in one step; runs transformers' code if a layer has hooks or the batch is not Wingbeat's."""
+        """Runs all layers in one step. Runs transformers' code if a layer has hooks, or if the call does not come from
+        Wingbeat's engine.
+        """
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         if rows is None or not self.is_one_step(rows):
             return super().forward(
@@ -104,7 +109,9 @@ class Logits(NamedTuple):
 
 
 class StackedCausalLM(nn.Module):
-    """A forward method put before that of a known causal LM's class, around a `StackedDecoder`."""
+    """Base class, put before a known causal LM's class that contains a `StackedDecoder`; its forward method avoids
+    transformers' output objects.
+    """
 
     def forward(
         self,
@@ -118,7 +125,9 @@ class StackedCausalLM(nn.Module):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> Any:
-        """Goes from tokens to logits directly; other arguments or decoder hooks make transformers' code run."""
+        """Computes logits from tokens in one step. Runs transformers' code if there are other arguments, or if the
+        decoder has hooks.
+        """
         decoder, rows = self.model, kwargs.get(ROWS_KEYWORD)
         plain = rows is not None and len(kwargs) == 1 and inputs_embeds is None and _is_plain_decoder(decoder)
         if not plain or not decoder.is_one_step(rows):
@@ -148,25 +157,25 @@ def _only_taps(hooks: Mapping[int, Any]) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is in its stack with an unchanged forward, and has no hooks other than taps of its input."""
+    """Whether a layer is in a stack, its forward was not replaced, and it has no hooks other than taps of its input."""
     changed = "forward" in layer.__dict__ or layer._forward_hooks
     return "_stack" in layer.__dict__ and not changed and _only_taps(layer._forward_pre_hooks)
 
 
 def _is_plain_decoder(decoder: nn.Module) -> bool:
-    """Whether a decoder has an unchanged forward, and no hooks other than taps of its output."""
+    """Whether a decoder's forward was not replaced, and it has no hooks other than taps of its output."""
     changed = "forward" in decoder.__dict__ or decoder._forward_pre_hooks
     return not changed and _only_taps(decoder._forward_hooks)
 
 
 def join_model(model: nn.Module, layers: nn.ModuleList) -> None:
-    """Puts the one-step forwards before those of a known decoder and causal LM, if one stack has all layers."""
+    """Makes a known decoder and causal LM run as one step, if one stack contains all layers."""
     decoder = next((module for module in model.modules() if layers in list(module.children())), None)
     joined = all(isinstance(layer, CpuLayer) and layer.stack is not None for layer in layers)
     if not joined or _name(decoder) not in KNOWN_DECODERS or len(layers) != decoder.config.num_hidden_layers:
         return
     is_known = _name(model).endswith("ForCausalLM") and _name(model).replace("ForCausalLM", "Model") == _name(decoder)
-    # A class whose forward another package has replaced is left alone.
+    # A class whose forward another package has replaced is not changed.
     if type(decoder).forward.__module__ == type(decoder).__module__:
         _put_before(decoder, StackedDecoder)
         decoder.__dict__["_rotations"] = KeptRotations()
@@ -180,7 +189,8 @@ def _name(module: nn.Module | None) -> str:
 
 def _put_before(module: nn.Module, first: type[nn.Module]) -> None:
     kind = type(module)
-    # The new class has the old names, because transformers finds a class's source file and records by them.
+    # The new class has the name and module of the old class, because transformers uses them to find the class's source
+    # file and its records.
     module.__class__ = type(
         kind.__name__, (first, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     )

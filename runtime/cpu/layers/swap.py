@@ -1,4 +1,4 @@
-"""Replaces a loaded verifier's layers, norms and output head by versions that run on C++ kernels."""
+"""Replaces a loaded verifier's layers, norms and output head with versions that run on C++ kernels."""
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class StackSwap(Swap):
 
 
 def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:
-    """Returns the swap for layers of this parameter's device and dtype; None if such layers stay as they are.
+    """Returns the `StackSwap` for layers of this parameter's device and dtype; None if such layers are not swapped.
 
     Args:
         deterministic: swap layers of any dtype.
@@ -47,7 +47,9 @@ def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:
 
 
 def finish_layers(model: nn.Module, layers: nn.ModuleList) -> None:
-    """Joins the swapped layers into one step, and packs the output head and other rounded layers."""
+    """Makes the swapped layers run as one step, and packs the output head and all rounded layers that are not packed
+    yet.
+    """
     if any(isinstance(layer, CpuLayer) for layer in layers):
         _pack_output(model)
         join_model(model, layers)
@@ -55,9 +57,11 @@ def finish_layers(model: nn.Module, layers: nn.ModuleList) -> None:
 
 
 def _pack_output(model: nn.Module) -> None:
-    """Packs an output head; a tied embedding then keeps its own copy of the table."""
+    """Packs an output head. If the head was tied to the embedding, the embedding then keeps its own copy of the
+    table.
+    """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = getattr(embedding, "weight", None) is head.weight and not isinstance(embedding, PackedRows)
     if pack_linear(head, cpu_kernels()) and tied:
-        # The tied weight was stored input-major; in the copy a token's row is contiguous again.
+        # The tied weight was stored input-major. In the copy each token's row is contiguous again.
         embedding.weight.data = embedding.weight.data.contiguous()

@@ -1,1 +1,1 @@
-"""LoRA adapters for layers and products that run on C++ kernels."""
+"""LoRA adapters for layers and matrix products that run on C++ kernels."""

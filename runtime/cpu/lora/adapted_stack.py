@@ -1,4 +1,4 @@
-"""Adds LoRA adapters to stacked layers, and to single products on the CPU."""
+"""Adds LoRA adapters to stacked layers, and to single linear layers on the CPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from wingbeat.runtime.round.rows import Rows
 
 
 def adapt_layer(layer: nn.Module, stacks: tuple[StackedAdapters, ...]) -> None:
-    """Makes the adapters act on the products of a layer that runs in a stack."""
+    """Makes a layer that runs in a stack add the adapters to its matrix products."""
     if isinstance(layer, CpuLayer) and layer.stack is not None:
         held: list[object] = [tensor for stack in stacks for tensor in stack[:3]]
         layer.stack.add_to(layer.self_attn.layer_idx, tuple(map(adapters_of, stacks)), held)
@@ -23,7 +23,7 @@ def adapt_layer(layer: nn.Module, stacks: tuple[StackedAdapters, ...]) -> None:
 
 
 def _knows_runs(rows: Rows) -> bool:
-    """Whether the host has the rows of each adapter as runs, which the kernels require."""
+    """Whether the host has the rows of each adapter as contiguous ranges, which the kernels require."""
     adapted = rows.columns.get(AdapterRows)
     return adapted is None or adapted.runs is not None
 
@@ -34,14 +34,16 @@ def _of_rows(kernels: CpuKernels, rows: Rows) -> Addition | None:
 
 
 def adapt_product(linear: nn.Linear) -> Callable[..., Tensor] | None:
-    """Returns the function that adds adapters to a linear layer's products; None if torch operations add them."""
+    """Returns a function that adds adapters to a linear layer's output with C++ kernels; None if torch operations must
+    add them.
+    """
     weight = linear.weight
     ours = weight.device.type == "cpu" and (weight.dtype == torch.float32 or getattr(linear, "deterministic", False))
     return _add_by_kernels if ours else None
 
 
 def _add_by_kernels(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
-    """Does what `add_adapters` does, by C++ kernels if they support these rows."""
+    """Computes the same as `add_adapters`, with C++ kernels if they support these rows."""
     kernels = cpu_kernels()
     if kernels is None or rows.runs is None or not x.is_contiguous() or len(x) != len(rows.ids):
         return add_adapters(out, x, adapters, rows)

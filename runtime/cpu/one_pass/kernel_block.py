@@ -1,4 +1,6 @@
-"""A DFlash-based head in the form that CPU kernels read: from taps to the scores of each slot's tokens."""
+"""A DFlash-based head in the form that CPU kernels read. The kernels compute the scores of each slot's tokens from the
+taps.
+"""
 
 import ctypes
 from typing import NamedTuple
@@ -35,7 +37,7 @@ class KernelBlock(NamedTuple):
         return _Reader(head).block(head.markov, head.selector)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> BlockHead:
-        """Returns the head's struct with the addresses of these keys and values; this object must outlive it."""
+        """Returns the head's struct with the addresses of these KV caches. This object must outlive the struct."""
         made, layers = BlockHead.from_buffer_copy(self.head), type(self.layers).from_buffer_copy(self.layers)
         for layer, cache in zip(layers, caches, strict=True):
             layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
@@ -45,7 +47,9 @@ class KernelBlock(NamedTuple):
 
 
 def _pack(head: Backbone, kernels: CpuKernels) -> bool:
-    """Packs every linear layer, split into parts that are multiplied together; returns whether all are packed."""
+    """Packs all linear layers of the head, split into the parts that the kernels multiply separately. Returns whether
+    all are packed.
+    """
     sizes = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
     for layer in head.layers:
         sizes[layer.gate_up_proj] = (head.config.intermediate_size,) * 2
@@ -54,7 +58,7 @@ def _pack(head: Backbone, kernels: CpuKernels) -> bool:
 
 
 class _Reader:
-    """Reads one head, and keeps the tensors alive that the structs point to."""
+    """Reads a head into structs, and collects the tensors to whose memory the structs point."""
 
     def __init__(self, head: Backbone) -> None:
         self.head, self.config = head, head.config

@@ -1,1 +1,1 @@
-"""The CPU's round: C++ code checks, prunes, lays out and accepts trees, without padding."""
+"""Rounds on a CPU: C++ code checks, prunes, lays out and accepts trees, without padding."""

@@ -19,7 +19,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class NativeChooser(TokenChooser):
-    """Samples with C++; greedy rows whose logits have processors use the base class."""
+    """Chooses tokens in C++. Greedy rows with logit processors are left to the base class."""
 
     def __init__(self, choice: NativeChoice, slots: SlotState, max_depth: int) -> None:
         super().__init__(slots, 0, max_depth)
@@ -51,7 +51,7 @@ class NativeChooser(TokenChooser):
 
 
 class NativeAcceptance(PathAcceptance):
-    """Walks trees in C++, and also compacts keys and values there if they are in this process's pools."""
+    """Walks trees in C++. The same C++ call also compacts keys and values, if they are in this process's pools."""
 
     def __init__(
         self, kernels: CpuKernels, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig
@@ -59,7 +59,7 @@ class NativeAcceptance(PathAcceptance):
         super().__init__(slots, cache, builder, config)
         pools = cache.own_pools()
         self._moves = not pools
-        """Whether the cache, instead of the C++ call, moves keys and values."""
+        """Whether the cache moves keys and values, because the C++ call does not."""
         compacted = Compacted(pools, slots.block_tables) if pools else None
         self._paths = kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids, compacted)
 

@@ -1,4 +1,4 @@
-"""Draft trees on the host, before and after their check, and the nodes chosen for verification."""
+"""Draft trees on the host, before and after the trees are checked, and the nodes chosen for verification."""
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ class HostTrees:
     A single C++ call checks the trees, chooses the nodes to verify and lays the nodes out.
 
     Args:
-        wanted: bool [num_decodes]: whether a tree was requested; None if the trees are already checked.
+        wanted: bool [num_decodes]: whether a tree was requested for each decode; None if the trees are already checked.
     """
 
     def __init__(self, intake: DraftIntake, slots: Tensor, wanted: Tensor | None, sent: Sent) -> None:
@@ -52,7 +52,9 @@ class HostTrees:
         return self._taken[0]
 
     def verified(self) -> VerifiedTrees | None:
-        """Returns the chosen nodes, or all nodes if `take` was not called; None if only bare roots are verified."""
+        """Returns trees of the chosen nodes, or of all nodes if `take` was not called; None if only bare roots are
+        verified.
+        """
         taken = self.take() if self._taken is None else self._taken[0]
         if taken is None or taken.is_bare:
             return None
@@ -67,12 +69,14 @@ class HostInbox:
     def __init__(self, intake: DraftIntake) -> None:
         self._intake = intake
         self._sent: dict[int, tuple[TreeReply, Sent]] = {}
-        """Replies and their wrapped tensors, by id of the reply; a channel has two replies, used in turn."""
+        """Replies and their wrapped tensors, by `id` of the reply object. A channel has two replies, which are used in
+        turn.
+        """
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> HostTrees:
         """Returns a drafter's reply as unchecked trees."""
         if id(reply) not in self._sent:
-            if len(self._sent) == 2:  # a third reply means that the channel has recreated its replies
+            if len(self._sent) == 2:  # a third reply can only come after the channel has created new replies
                 self._sent.clear()
             trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
             self._sent[id(reply)] = reply, Sent(trees, reply.epochs, reply.committed_lens)

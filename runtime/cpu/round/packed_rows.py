@@ -1,4 +1,4 @@
-"""Rows of a CPU's round: trees of unequal sizes, which C++ has concatenated without padding."""
+"""Rows of a round on a CPU: trees of unequal sizes, which C++ code has concatenated without padding."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,10 +37,10 @@ class PackedDecodes(Decodes):
 
     @classmethod
     def of(cls, slots: Tensor, taken: TakenTrees, *, bare: bool = False) -> "PackedDecodes":
-        """Builds decodes from trees that are laid out.
+        """Builds decodes from trees that C++ code has laid out.
 
         Args:
-            bare: whether each tree is a root alone.
+            bare: whether each tree consists of its root alone.
         """
         token_ids, (nodes, *flat), packing, starts = taken.trees[0], taken.flat, None, None
         if len(nodes) < token_ids.numel():

@@ -26,7 +26,9 @@ def host_round(kv_dtype: torch.dtype) -> "Callable[..., HostRunner] | None":
 
 
 class HostRunner(ModelRunner):
-    """Runs rounds whose draft trees are in host memory, so that the host can read them without waiting for a device."""
+    """Runs rounds whose draft trees are in host memory, so that the host can read the trees without waiting for a
+    device.
+    """
 
     rows_can_be_alike = True
     inbox: HostInbox

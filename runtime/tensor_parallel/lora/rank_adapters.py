@@ -1,7 +1,7 @@
 """LoRA adapters of a divided model: each rank holds the parts of an adapter that match its part of the layer.
 
-For a layer divided by outputs, a rank holds rows of B; for a layer divided by inputs, columns of A. The ranks' outputs,
-which are summed or gathered after the layer, then include the adapters.
+For a layer divided by outputs, a rank holds rows of B; for a layer divided by inputs, columns of A. The adapters'
+effect is thus included in the ranks' outputs, which are summed or gathered after the layer.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,14 @@ row has an adapter.
 
 
 class RankAdapters(ModelAdapters):
-    """A rank's part of all adapters; every rank loads at the same time, and rank 0 decides which adapters are loaded.
+    """A rank's part of all adapters. All ranks load an adapter before the same pass; rank 0 determines which adapters
+    are loaded.
 
     Args:
         loaded: this rank's part of the model.
 
     Raises:
-        AdapterError: as `ModelAdapters`.
+        AdapterError: as for `ModelAdapters`.
     """
 
     def __init__(self, loaded: LoadedModel, ranks: Ranks, max_loras: int, max_rank: int) -> None:
@@ -47,7 +48,7 @@ class RankAdapters(ModelAdapters):
         """See `AdapterPlaces.put`; receives the whole adapter and keeps this rank's part."""
         place = self._places[path]
         inputs, outputs = place.stack.a.shape[1], place.stack.parts[place.part]
-        # A dimension that is not divided begins at 0 on every rank.
+        # In a dimension that is not divided, the part begins at index 0 on all ranks.
         first_in, first_out = (
             self._rank * mine if mine < whole else 0
             for mine, whole in zip((inputs, outputs), self.linears[path], strict=True)
@@ -90,6 +91,7 @@ class RankAdapters(ModelAdapters):
         self._changes.append((adapter_id, tuple(adapter._replace(path=path))))
 
     def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
-        # Sizes come from the weights, because the layer's in_features and out_features still describe the whole layer.
+        # The sizes are read from the weights, because the layer's in_features and out_features are still those of the
+        # whole layer.
         weight, parts = linears[0].weight, tuple(len(linear.weight) for linear in linears)
         return StackedAdapters.empty(self.max_loras, self.max_rank, weight.shape[1], parts, weight.dtype, weight.device)

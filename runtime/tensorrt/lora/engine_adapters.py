@@ -3,7 +3,8 @@
 Each layer's adapters are concatenated, and each sequence selects its own.
 
 A layer adds (x A * chosen) B, with A [inputs, max_loras * rank] and B [max_loras * rank, outputs], where `chosen` is 1
-in the columns of the sequence's adapter and 0 elsewhere: no weight is gathered, and no shape changes.
+in the columns of the sequence's adapter and 0 elsewhere. Therefore no weights are gathered, and shapes do not depend on
+the adapters in use.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ class GraphAdapters(MoreInputs):
 
     @classmethod
     def of_model(cls, loaded: LoadedModel, limits: Limits) -> "GraphAdapters":
-        """The linear layers of a verifier that accept adapters: the same layers as when torch runs the verifier.
+        """The linear layers of a verifier that accept adapters, which are the same layers as when the verifier runs in
+        torch.
 
         Raises:
             ValueError: the model has no such layers.
@@ -87,7 +89,7 @@ class GraphAdapters(MoreInputs):
         return adapters.tensors
 
     def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
-        """See `MoreInputs.of_pass`: the place of each sequence's adapter."""
+        """See `MoreInputs.of_pass`; returns `IDS`, the number of each sequence's adapter."""
         adapted = batch.columns.get(AdapterRows)
         nobodys = batch.token_ids.new_zeros(shape[0])
         return {IDS: nobodys if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()}
@@ -110,7 +112,7 @@ class EngineAdapters(AdapterPlaces):
         self.tensors = {name: torch.zeros(size, dtype=dtype, device=device) for name, size in room.shapes.items()}
 
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
-        """Adapter ids of a pass's rows, int64 [num_rows]."""
+        """Wraps the adapter ids of a pass's rows, int64 [num_rows]."""
         return AdapterRows(ids)
 
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:

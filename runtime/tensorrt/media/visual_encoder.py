@@ -1,4 +1,4 @@
-"""Runs the vision encoder's engine behind the same image cache as a model's own encoder."""
+"""Runs the vision encoder's engine. Embeddings are cached in the same image cache as those of a model's own encoder."""
 
 from collections.abc import Sequence
 
@@ -43,7 +43,7 @@ def take_images(loaded: LoadedEngine, session: EngineSession, config: PreTrained
 
 
 class VisualEncoder(MediaEncoder):
-    """Encodes images to embeddings by an engine.
+    """Encodes images to embeddings with an engine.
 
     Args:
         session: session of the graph `visual`.

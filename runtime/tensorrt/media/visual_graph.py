@@ -1,6 +1,6 @@
 """The vision encoder as a separate graph, one image per pass; tensors derived from the image's grid are inputs.
 
-The encoders in transformers accept these tensors as arguments; they are computed on the host.
+These tensors are computed on the host; the encoders in transformers accept them as arguments.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,9 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 PIXELS = "pixel_values"
 _SEGMENTED = "wingbeat_flash_graph"
-"""Name of the attention function to which transformers' encoders pass whole images instead of single windows."""
+"""Name of the attention function. Because the name contains "flash", transformers' encoders call the function once with
+the whole image, not once per window.
+"""
 _PLAIN = "eager"
 
 
@@ -73,7 +75,8 @@ def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) ->
 
 
 def visual_inputs(visual: EngineVisual, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """Graph inputs of an image, as one entry per pass: a single pass, or one pass for each crop.
+    """Graph inputs of an image, one entry per pass of the graph. There is one pass, or one pass for each crop of the
+    image.
 
     Args:
         visual: config of the encoder.
@@ -107,7 +110,7 @@ class VisualGraph(nn.Module):
         self._names = names
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Inputs in the order of `visual_shapes` -> outputs in that order."""
+        """Run the encoder: inputs in the order of `visual_shapes` -> outputs in that order."""
         given = dict(zip(self._names, inputs, strict=True))
         if not self.visual.merge:
             output = self._family.encode(self.model, given)
@@ -137,7 +140,9 @@ _WHOLE = _Whole()
 def segmented_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention of [1, heads, patches, dim] within segments; `cu_seq_lens_q` is each patch's segment, or `_WHOLE`."""
+    """Attention of [1, heads, patches, dim] within segments; `cu_seq_lens_q` is the segment index of each patch, or
+    `_WHOLE`.
+    """
     segments, scaling = kwargs["cu_seq_lens_q"], kwargs["scaling"]
     scores = (query * scaling) @ key.transpose(-1, -2)
     if segments is not _WHOLE:

@@ -36,7 +36,7 @@ class MtpFamily(UnrolledFamily):
         return MtpHead(weights, config.seed)
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
-        """See `Family.loss`; whole batches are passed, because the verifier's layer runs over whole sequences."""
+        """See `Family.loss`. The loss skips no chains, because the verifier's layer runs over whole sequences."""
         return DraftLoss(head, config.ttt_steps, config.step_decay, follows_some=False)
 
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:

@@ -1,8 +1,8 @@
 """An MTP module in training: one decoder layer of the verifier's class, used at every depth.
 
-The mathematics is that of `wingbeat.runtime.mtp.mtp_modules.MtpModule`, run over whole chains as
-`wingbeat.runtime.heads.unroll` requires. The module's file has DeepSeek's layout and is written beside the verifier's
-files.
+Computes the same as `wingbeat.runtime.mtp.mtp_modules.MtpModule`, but over whole chains, as
+`wingbeat.runtime.heads.unroll` requires. The module's file has DeepSeek's layout and is written to the same folder as
+the verifier's files.
 """
 
 import copy
@@ -30,8 +30,8 @@ _NAMES = {"norm.weight": "shared_head.norm.weight"}
 class MtpHead(DraftHead):
     """An MTP module as a draft head over the whole vocabulary; features are the verifier's last hidden states.
 
-    At the start of training the layer is a copy of the verifier's last layer, and the input projection passes on only
-    the normalised hidden state.
+    At the start of training, the layer is a copy of the verifier's last layer, and the output of the input projection
+    is the normalised hidden state alone.
 
     Raises:
         ValueError: the verifier's last layer lacks tensors of its class, for example if experts are stored one by one.
@@ -40,7 +40,8 @@ class MtpHead(DraftHead):
     def __init__(self, weights: VerifierWeights, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        # The config selects the attention function, so the copy is changed and the verifier's config is not.
+        # The config selects the attention function, so the module gets a copy of the config, and the verifier's config
+        # is not changed.
         config = copy.deepcopy(weights.config)
         with torch.device("meta"):
             model = build_model(config)
@@ -62,7 +63,8 @@ class MtpHead(DraftHead):
             self.lm_head.weight.copy_(weights.lm_head)
             self._start(weights)
         self.lm_head.weight.requires_grad_(False)
-        # The module uses the same parameters under names of its own.
+        # `MtpModule` reads embedding and output matrix from its own attributes, so the shared parameters are assigned
+        # to them.
         self.module.embedding, self.module.head = self.embed_tokens.weight, self.lm_head.weight
         self.train()
 
@@ -104,7 +106,7 @@ class MtpHead(DraftHead):
         return flat.unflatten(0, (batch, length))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits by the verifier's output matrix."""
+        """Logits, computed with the verifier's output matrix."""
         return self.lm_head(hidden)
 
     def feedback(self, hidden: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ AttentionInterface.register(_CHAINS, _chain_attention)
 def save_mtp_module(head: MtpHead, verifier: Path, path: Path) -> None:
     """Write a folder with the verifier's files, linked or copied, and the file of the module.
 
-    `config.json` states one module (`num_nextn_predict_layers`), as in DeepSeek-V3.
+    `config.json` sets the number of modules to 1 (`num_nextn_predict_layers`), as in DeepSeek-V3.
     """
     path.mkdir(parents=True, exist_ok=True)
     for file in verifier.iterdir():

@@ -45,8 +45,8 @@ class BlockLoss(nn.Module):
         total = torch.zeros((), device=hidden.device)
         for depth in range(self.head.config.num_drafted):
             rows = anchors + depth
-            # The walk reads the text's tokens instead of its own drafts, because a draft counts only if all previous
-            # drafts equal the text.
+            # The walk reads the text's tokens instead of the head's drafts. A draft is accepted only if all previous
+            # drafts equal the text, so the walk reads the same tokens when drafts are accepted.
             following = walk.step(depth, token_ids.gather(1, rows).flatten()[:, None], none)
             loss = self.of_slot(following, slots[depth], wanted.at(rows), token_ids.gather(1, rows + 1))
             if loss_mask is not None:
@@ -67,8 +67,8 @@ class BlockLoss(nn.Module):
 
 
 class MarkovLoss(BlockLoss):
-    """DSpark's loss: cross-entropy of the corrected logits, and loss of the confidence that the best token is the
-    text's.
+    """DSpark's loss: cross-entropy of the corrected logits, plus the loss of the head's confidence that its best token
+    is the text's token.
 
     Source: arXiv 2607.05147.
 
@@ -95,7 +95,9 @@ class MarkovLoss(BlockLoss):
 
 
 class LatticeLoss(BlockLoss):
-    """DFlash2's loss: of the slots' own logits, and of the candidates' scores, which depend on the previous token."""
+    """DFlash2's loss: cross-entropy of the slots' logits, plus cross-entropy of the candidates' scores, which depend on
+    the previous token.
+    """
 
     def of_slot(self, following: Continuations, logits: Tensor, wanted: Wanted, next_ids: Tensor) -> Tensor:
         """See `BlockLoss.of_slot`."""
@@ -106,8 +108,8 @@ class LatticeLoss(BlockLoss):
 
 
 class ParallelLoss(BlockLoss):
-    """P-EAGLE's loss: each pair predicts the next token, and the masked slots after an anchor predict the tokens after
-    that.
+    """P-EAGLE's loss. Each pair predicts the token after the pair, and the masked slots after an anchor predict the
+    tokens after that token.
 
     The loss of a prediction is the cross-entropy to the verifier's distribution, with weight `step_decay ** depth`.
 
@@ -132,7 +134,8 @@ class ParallelLoss(BlockLoss):
         """See `BlockLoss.forward`."""
         pairs, slots = parallel_states(self.head, token_ids, taps, anchors, self.num_drafted)
         wanted = self.wanted(target)
-        # The pair at index i has the token at i + 1 and predicts the token at i + 2: the verifier's row i + 1.
+        # The pair at index i takes the token at i + 1 as input and predicts the token at i + 2, so its target is the
+        # verifier's row i + 1.
         known = torch.arange(1, token_ids.shape[1] - 1, device=anchors.device).expand(len(token_ids), -1)
         total = self._mean(self.head.logits(pairs[:, :-1]), wanted, known, loss_mask)
         for depth in range(1, self.num_drafted):
@@ -141,7 +144,9 @@ class ParallelLoss(BlockLoss):
         return total / sum(self.step_decay**depth for depth in range(self.num_drafted))
 
     def _mean(self, logits: Tensor, wanted: Wanted, rows: Tensor, loss_mask: Tensor | None) -> Tensor:
-        """Mean loss of logits [batch, N, draft_vocab_size] against the verifier's rows int64 [batch, N]."""
+        """Mean cross-entropy of logits [batch, N, draft_vocab_size] to the verifier's distributions at `rows`, int64
+        [batch, N].
+        """
         loss = wanted.at(rows).cross_entropy(logits.float())
         return (loss if loss_mask is None else loss * loss_mask.gather(1, rows + 1)).mean()
 

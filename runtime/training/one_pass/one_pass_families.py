@@ -38,7 +38,7 @@ class BlockFamily(Family):
     kind: OnePassFamily
 
     def shapes(self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights) -> dict[str, Any]:
-        """Config fields of the head: the verifier's shapes, with the user's overrides."""
+        """Config fields of the head: the verifier's shapes, except where the user's settings give others."""
         shapes = head_shapes(weights, self.tap_layers(config, target), config.intermediate_size)
         shapes["num_key_value_heads"] = config.num_key_value_heads or shapes["num_attention_heads"]
         return shapes | {"draft_vocab_size": min(config.draft_vocab_size, weights.vocab_size)}

@@ -1,4 +1,4 @@
-"""Initial weights of a one-pass head: copied from the verifier where shapes match."""
+"""Initial weights of a one-pass head. Weights are copied from the verifier where shapes match."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ _GROUPS = 16
 
 
 def mask_token(token_weights: Tensor) -> int:
-    """Id of the mask token: the highest id absent from the corpus, else the highest id of the rarest tokens."""
+    """Id of the mask token: the highest id that does not occur in the corpus. If all ids occur, the highest among the
+    rarest tokens' ids.
+    """
     return int((token_weights == token_weights.min()).nonzero().max())
 
 
@@ -28,8 +30,8 @@ def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> Lattice
 def initial_one_pass_head(
     weights: VerifierWeights, config: OnePassConfig, token_weights: Tensor, seed: int
 ) -> OnePassHead:
-    """A DFlash-based head whose context vectors start as the verifier's highest tap, and whose corrections start at
-    zero.
+    """A DFlash-based head. Its weights are initialised so that its context vectors equal the verifier's highest tap and
+    its corrections are zero.
 
     The embedding is not trained; the output matrix is not trained either if the head drafts the whole vocabulary.
     """
@@ -67,7 +69,9 @@ def for_training(head: OnePassHead) -> OnePassHead:
 
 
 def _start_corrections(head: OnePassHead) -> None:
-    """Initialise DSpark's and DFlash2's parts: convolutions are the identity, and tokens do not change later scores."""
+    """Initialise DSpark's and DFlash2's modules so that convolutions return their input, and a token does not change
+    the scores of later tokens.
+    """
     for layer in head.layers:
         for conv in (layer.attention_conv, layer.mlp_conv):
             if conv is not None:
@@ -88,7 +92,9 @@ def initial_parallel_head(
     mask_token_id: int,
     seed: int,
 ) -> ParallelEagleHead:
-    """A P-EAGLE head: its first layer starts as in EAGLE-3, and its later layers start as the verifier's last layer."""
+    """A P-EAGLE head. Its first layer is initialised as in EAGLE-3, its later layers with the weights of the verifier's
+    last layer.
+    """
     torch.manual_seed(seed)
     head = ParallelEagleHead(config, mask_token_id)
     start_eagle3(head, weights, token_weights)
