@@ -75,7 +75,7 @@ def documents() -> list[Path]:
 def sentences(path: Path) -> Iterator[Passage]:
     """Sentences of a document's prose: no code, no tables, no headings."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for paragraph in re.split(r"\n\s*\n", text):
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*- )", text):
         if not re.match(r"\s*(\||#|!\[|<)", paragraph):
             joined = " ".join(paragraph.split())
             for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", joined):

@@ -2,8 +2,8 @@
 
 Curves are measured at a few points when an engine starts and interpolated linearly. A curve predicts well how cost
 grows with size, but the curve's level may be wrong. Therefore, for each of four kinds of work (plain rounds, rounds
-after a draft, rounds with trees from text, drafts), the curve is multiplied by a factor: the decaying average of the
-ratio of measured to predicted seconds, by batch size. All times are in seconds.
+after a draft, rounds with trees built from earlier text, drafts), the curve is multiplied by a factor: the decaying
+average of the ratio of measured to predicted seconds, by batch size. All times are in seconds.
 """
 
 import math

@@ -50,7 +50,7 @@ class TextWorth:
         """Number of latest consecutive rounds that verified no drafted node."""
 
     def token_s(self, plain_s: float) -> float | None:
-        """Returns seconds per token in rounds with trees from text, or in plain decoding if that takes less.
+        """Returns seconds per token in rounds with draft trees built from earlier text, or in plain decoding if less.
 
         Returns None to request a trial, if nothing was measured yet, or if the last `HOLD` rounds verified no node so
         that the measured cost may be outdated.
@@ -276,7 +276,7 @@ class SpeculationPolicy:
         self._text.observe(seconds, num_tokens, num_extra)
 
     def made_of_text(self) -> DraftPlan:
-        """Returns the plan of a round without a draft, because trees from text gain more, and counts this decision."""
+        """Returns the plan of a round whose trees are all built from earlier text, and counts this decision."""
         self._until_probe -= 1
         self._decisions[str(Reason.TEXT)] = self._decisions.get(str(Reason.TEXT), 0) + 1
         return DraftPlan(0, Reason.TEXT)
@@ -292,7 +292,9 @@ class SpeculationPolicy:
 
     @property
     def text_pays(self) -> bool:
-        """Whether rounds with trees from text took less time per token than is predicted for the best alternative."""
+        """Whether rounds with draft trees built from earlier text took less time per token than is predicted for a
+        drafter's trees and for plain decoding.
+        """
         plain_s, drafted_s = self._token_s
         return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 

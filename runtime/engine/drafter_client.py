@@ -252,7 +252,7 @@ class DrafterClient(RoundObserver):
             self._round = self._end.publish_outcome()
 
     def _choose_texts(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Lets the text drafts choose the sequences that get trees from text.
+        """Lets the text drafts choose the sequences that get trees built from earlier text.
 
         Returns whether the drafter is asked for trees.
         """

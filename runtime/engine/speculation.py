@@ -129,7 +129,7 @@ class Speculation(RoundObserver):
         return self._plan
 
     def made_of_text(self) -> DraftPlan:
-        """Returns the plan for trees from text alone.
+        """Returns the plan of a round whose trees are all built from earlier text.
 
         Called instead of `plan` if text trees are worth more than any draft.
         """
@@ -144,7 +144,7 @@ class Speculation(RoundObserver):
 
     @property
     def text_pays(self) -> bool:
-        """Whether trees from text have taken less time per token than the best alternative."""
+        """Whether rounds with trees built from earlier text took less time per token than the best other choice."""
         return True
 
     @property

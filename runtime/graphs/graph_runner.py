@@ -34,7 +34,7 @@ class Stage(StrEnum):
     DRAFT_RULED = "draft_ruled"
     """As DRAFT_PROPOSAL, for batches in which a request has sampling rules."""
     DRAFT_ACCEPT = "draft_accept"
-    """Computes draft KV of decided tokens; the size is the longest path."""
+    """Computes draft KV of accepted tokens; the size is the maximum number of accepted tokens."""
     BASE_VERIFICATION = "base_verification"
     """Forward pass over trees; the size is the number of nodes."""
     BASE_DECODING = "base_decoding"

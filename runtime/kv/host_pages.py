@@ -1,6 +1,6 @@
-"""Large zeroed host tensors whose pages use memory only once written.
+"""Large zeroed host tensors. A page takes physical memory only after the page has been written.
 
-The whole tensor is reserved, so that other processes count all its bytes as taken.
+The whole tensor is reserved from the start, so that other processes count all its bytes as taken.
 """
 
 import ctypes

@@ -51,10 +51,7 @@ class FinishReason(StrEnum):
 
 
 class TooDear(Exception):
-    """Raised if a request would need more computing or memory than allowed.
-
-    The message begins with the field's name.
-    """
+    """Raised if a request needs more computation or memory than allowed; the message begins with the request's field."""
 
 
 class Variant(NamedTuple):

@@ -54,7 +54,7 @@ class TreeView:
         return conv_states
 
     def update_recurrent_state(self, recurrent_states: None, layer_idx: int, state_idx: int = 0) -> None:
-        """Does nothing, because states advance only when tokens are decided."""
+        """Does nothing, because states advance only when drafted tokens are accepted or rejected."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether states before the latest are recorded; always False."""
