@@ -51,7 +51,7 @@ def masker_of(request: Request, grammar: CompiledGrammar | None) -> TokenMasker 
 
     Raises:
         ValueError: the grammar was not compiled, or `output_token_ids` of the request do not match it.
-        TooDear: matching `output_token_ids` against the grammar takes too long.
+        RequestTooExpensive: matching `output_token_ids` against the grammar takes too long.
     """
     params, maskers = request.params, []
     if params.grammar is not None:

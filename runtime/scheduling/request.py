@@ -50,7 +50,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
-class TooDear(Exception):
+class RequestTooExpensive(Exception):
     """Raised if a request would need more computing or memory than allowed.
 
     The message begins with the field's name.

@@ -19,7 +19,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
-from wingbeat.runtime.scheduling.request import ALONE_TOKENS, FinishReason, Request, RequestOutput, TooDear
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, FinishReason, Request, RequestOutput, RequestTooExpensive
 from wingbeat.runtime.scheduling.sequence import Sequence, TokenMasker
 from wingbeat.runtime.scheduling.suspects import Suspects
 
@@ -110,7 +110,7 @@ class Scheduler:
     def fail(self, seq: Sequence, error: Exception) -> None:
         """Drops a request whose processing raised; its last output is added to `failures`."""
         request_id = seq.request.request_id
-        is_refusal = isinstance(error, TooDear)
+        is_refusal = isinstance(error, RequestTooExpensive)
         if is_refusal:
             logger.warning("Request %s was ended: %s", request_id, str(error))
         else:
