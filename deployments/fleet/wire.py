@@ -138,7 +138,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         )
 
 
-class Conflated:
+class PendingOutputs:
     """Outputs that wait to be sent, merged into one output per request, so that their number is bounded."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Conflated:
         """Adds the message that a request will not be finished."""
         self.put(WireOutput(number, given_up=GivenUp(verdict, reason)))
 
-    def take(self) -> list[WireOutput]:
+    def drain(self) -> list[WireOutput]:
         """Removes and returns all waiting outputs."""
         outputs = [*self._outputs.values(), *self._last_words.values()]
         self._outputs, self._last_words = {}, {}

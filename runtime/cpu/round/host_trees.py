@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import DraftIntake, NodeChoice, Sent, TakenTrees
+from wingbeat.kernels.cpu.drafted import DraftIntake, NodeChoice, ReplyTensors, TakenTrees
 from wingbeat.runtime.cpu.round.packed_rows import PackedDecodes, VerifiedTrees
 from wingbeat.runtime.protocol.messages import TokenTree, TreeReply
 from wingbeat.runtime.round.slots import DecodeRows
@@ -17,7 +17,7 @@ class HostTrees:
         wanted: bool [num_decodes]: whether a tree was requested; None if the trees are already checked.
     """
 
-    def __init__(self, intake: DraftIntake, slots: Tensor, wanted: Tensor | None, sent: Sent) -> None:
+    def __init__(self, intake: DraftIntake, slots: Tensor, wanted: Tensor | None, sent: ReplyTensors) -> None:
         self._intake, self._slots, self._wanted, self._sent = intake, slots, wanted, sent
         self._checked: tuple[TokenTree | None] | None = None
         self._taken: tuple[TakenTrees | None] | None = None
@@ -25,7 +25,7 @@ class HostTrees:
     @classmethod
     def of_checked(cls, intake: DraftIntake, slots: Tensor, trees: TokenTree) -> "HostTrees":
         """Wraps trees that need no check, one per decode."""
-        return cls(intake, slots, None, Sent(tuple(field.contiguous() for field in trees), None, None))
+        return cls(intake, slots, None, ReplyTensors(tuple(field.contiguous() for field in trees), None, None))
 
     @property
     def num_nodes(self) -> int:
@@ -66,7 +66,7 @@ class HostInbox:
 
     def __init__(self, intake: DraftIntake) -> None:
         self._intake = intake
-        self._sent: dict[int, tuple[TreeReply, Sent]] = {}
+        self._sent: dict[int, tuple[TreeReply, ReplyTensors]] = {}
         """Replies and their wrapped tensors, by id of the reply; a channel has two replies, used in turn."""
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> HostTrees:
@@ -75,5 +75,5 @@ class HostInbox:
             if len(self._sent) == 2:  # a third reply means that the channel has recreated its replies
                 self._sent.clear()
             trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
-            self._sent[id(reply)] = reply, Sent(trees, reply.epochs, reply.committed_lens)
+            self._sent[id(reply)] = reply, ReplyTensors(trees, reply.epochs, reply.committed_lens)
         return HostTrees(self._intake, rows.slots, rows.wanted, self._sent[id(reply)][1])

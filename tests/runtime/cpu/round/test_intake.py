@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
-from wingbeat.kernels.cpu.drafted import Present, Shape
+from wingbeat.kernels.cpu.drafted import Shape, SlotTensors
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.round.reference import DraftedFor, TreeRules, believed
 from wingbeat.kernels.tree.reference import ancestor_words
@@ -74,7 +74,7 @@ def engine_state(rng, *, chains=False):
 
 
 def intake_of(config, state, last_position=100):
-    present = Present(*(getattr(state, name) for name in Present._fields))
+    present = SlotTensors(*(getattr(state, name) for name in SlotTensors._fields))
     shape = Shape(VOCAB, config.speculation.draft_top_k == 1, config.block_size, last_position)
     return cpu_kernels().draft_intake(present, shape)
 
