@@ -91,7 +91,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
-            **self.loaded.told_to_drafters(self.needs.embedding_width if self.needs.keeps_context else None),
+            **self.loaded.channel_fields(self.needs.embedding_width if self.needs.keeps_context else None),
         )
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None:

@@ -57,7 +57,7 @@ class PromptPooling(Feature):
         finally:
             hook.remove()
 
-    def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
+    def reported_values(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
         """Returns each pooled chunk's sum or last row: int64 [num_parts, hidden_size] that holds the bits of float64
         values.
 

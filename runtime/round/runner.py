@@ -213,7 +213,7 @@ class ModelRunner:
         logprobs = self._chunk_logprobs(plan, sampling, sampled, chunks.logits)
         told: dict[str, Tensor] = {}
         for feature in self.builder.features:
-            told |= feature.told(plan)
+            told |= feature.reported_values(plan)
         return FirstTokens(sampled, chunks.taps, logprobs, told)
 
     def _chunk_logprobs(

@@ -98,7 +98,7 @@ class PromptReport:
         """Makes the content of `RequestOutput.report`.
 
         Args:
-            rows: values of `Feature.told`, one row for each prompt chunk that was reported on.
+            rows: values of `Feature.reported_values`, one row for each prompt chunk that was reported on.
         """
         raise NotImplementedError
 

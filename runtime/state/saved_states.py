@@ -54,7 +54,7 @@ class SavedStates:
         following = (position // self.interval + 1) * self.interval
         return following if self.enabled and following <= end else None
 
-    def take(self, block_id: int) -> int | None:
+    def allocate_row(self, block_id: int) -> int | None:
         """Returns a row for the state at the end of a live block; None if all rows are lent or pinned.
 
         If no row is free and no cached state can be evicted, the oldest pending state is dropped, usually the state of
