@@ -241,7 +241,7 @@ class CpuKernels:
         """Grows a tree from each root. Returns the number of levels grown."""
         return self._drafts[type(head)].grow(*map(ctypes.byref, (head, sequences, roots)))
 
-    def answer(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
+    def answer_round(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
         """Runs `take_in` and `grow` for a round of a channel.
 
         Returns False, having done nothing, if the outcome does not fit the channel.

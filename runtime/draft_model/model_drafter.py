@@ -210,7 +210,7 @@ class ModelDrafter(StagedDrafter):
 
     def _tables(self, batch: DraftBatch) -> Tensor:
         """Block tables of all slots, shortened to the blocks of committed tokens."""
-        return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
+        return self.pool.table_columns(batch.block_tables, batch.max_committed_len - 1)
 
     def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
         """Rows of each chunk; every chunk is a segment of its own."""

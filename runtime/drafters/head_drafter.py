@@ -58,7 +58,7 @@ class HeadDrafter(StagedDrafter):
                     tensor.copy_(others[name])
             return
         if self.passes is not None:  # `prepared` is None if the head was prepared before the first verifier attached
-            self.passes.take(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
+            self.passes.use_weights(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
         self.head = head.head
 
     def _read_alike(self, head: Any) -> Any:

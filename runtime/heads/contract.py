@@ -130,7 +130,7 @@ class DraftHead(nn.Module, ABC):
         """Rotary factors of positions on three axes, int64 [3, ..., T]; a head with one axis uses the time axis, 0."""
         return self.rotary(axes[0])
 
-    def turned(self, rotated: Tensor) -> Rotary:
+    def flat_rotary(self, rotated: Tensor) -> Rotary:
         """Rotary factors of flat rows at RoPE positions int64 [T], or [3, T] if some positions have three axes."""
         return self.rotary(rotated) if rotated.dim() == 1 else self.rotary_in_grids(rotated)
 

@@ -79,8 +79,8 @@ class KernelPasses(HeadPasses):
         """See `HeadPasses.prepare`."""
         return first("kernel_head", head)
 
-    def take(self, prepared: AnyKernelHead) -> None:
-        """See `HeadPasses.take`."""
+    def use_weights(self, prepared: AnyKernelHead) -> None:
+        """See `HeadPasses.use_weights`."""
         self._struct = prepared.over(self._pool.caches)
         self._kernel_head, self._angles = prepared, ()
 
@@ -102,7 +102,7 @@ class KernelPasses(HeadPasses):
         channel = self._channels[key][0]
         if channel is None or not header.max_len or header.has_inputs:
             return False
-        if not self.kernels.answer(self._struct, self._sequences(None, header.max_len, None), channel):
+        if not self.kernels.answer_round(self._struct, self._sequences(None, header.max_len, None), channel):
             raise ValueError(f"a round refers to slots or positions outside its channel: {header}")
         return True
 
