@@ -25,7 +25,7 @@ class AlikeWeight(NamedTuple):
     zero between products."""
 
     @classmethod
-    def of(cls, weight: Tensor) -> "AlikeWeight":
+    def wrap(cls, weight: Tensor) -> "AlikeWeight":
         """Wraps a weight [columns, inputs] without copying or reordering the weight."""
         return cls(weight, torch.zeros(2 * -(-len(weight) // STEP), dtype=torch.int32, device=weight.device))
 

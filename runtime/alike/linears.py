@@ -19,7 +19,7 @@ class AlikeLinear(PackableLinear):
 
     def lay(self) -> None:
         """See `PackableLinear.lay`."""
-        self.__dict__["counters"] = AlikeWeight.of(self.weight.data).counters
+        self.__dict__["counters"] = AlikeWeight.wrap(self.weight.data).counters
 
     def forward(self, input: Tensor) -> Tensor:
         """Multiplies [..., in] -> [..., out]."""
@@ -48,4 +48,4 @@ def join_packed(linears: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor] | No
     if not all(isinstance(one, AlikeLinear) for one in linears):
         return None
     weight, bias = join_weights(linears)
-    return partial(AlikeWeight.of(weight).product, bias=bias, dtype=weight.dtype)
+    return partial(AlikeWeight.wrap(weight).product, bias=bias, dtype=weight.dtype)
