@@ -256,7 +256,7 @@ class CompletionService:
                 if choice.is_echo_alone:
                     got, finish, rounds = _NOTHING, output.finish_reason, ()
                 elif output.rounds:
-                    hidden = self.pool.info.remembers
+                    hidden = self.pool.info.drafts_from_other_requests
                     got, finish, rounds = take_rounds(self.tokenizer, stream, output, hides_rejected=hidden)
                 else:
                     (got, finish), rounds = stream.take(output.token_ids, output.finish_reason), ()

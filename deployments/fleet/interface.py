@@ -63,7 +63,7 @@ class ModelInfo:
     """Torch's name of the dtype of weights and KV cache."""
     drafter: str = "none"
     """Name or path of the drafter, for display."""
-    remembers: bool = False
+    drafts_from_other_requests: bool = False
     """Whether drafts may come from other requests' texts, so that rejected draft tokens must not be shown."""
     num_spec_tokens: int = 0
     """Maximum depth of a draft tree."""

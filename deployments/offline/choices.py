@@ -35,7 +35,7 @@ class RunningChoice:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def take(self, output: RequestOutput) -> None:
+    def add_output(self, output: RequestOutput) -> None:
         """Add the tokens of a round; with the last tokens, sets `finish_reason`."""
         got, self.finish_reason = self._read(output)
         self._pieces.append(got.text)

@@ -155,7 +155,7 @@ class LLM:
             for index, output in outputs:
                 choice = choices[index]
                 num_tokens += len(output.token_ids)
-                choice.take(output)
+                choice.add_output(output)
                 if choice.finish_reason is None:
                     continue
                 if output.finish_reason is None:  # by a stop string, which engines do not check

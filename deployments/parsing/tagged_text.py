@@ -87,7 +87,7 @@ class TaggedTextParser(CallParser):
         self._is_string = False
         self._has_begun = False
 
-    def know(self, functions: Sequence[Function]) -> Self:
+    def set_functions(self, functions: Sequence[Function]) -> Self:
         """See `Parser`."""
         self._types = ArgumentTypes(functions)
         return self

@@ -17,8 +17,8 @@ class AlikeLinear(PackableLinear):
     multiplies = alike = True
     counters: Tensor
 
-    def lay(self) -> None:
-        """See `PackableLinear.lay`."""
+    def repack(self) -> None:
+        """See `PackableLinear.repack`."""
         self.__dict__["counters"] = AlikeWeight.wrap(self.weight.data).counters
 
     def forward(self, input: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def lay_out_linears(module: nn.Module, deterministic: bool) -> None:
     for linear in module.modules() if deterministic else ():
         if type(linear) is nn.Linear and linear.weight.is_cuda:
             linear.__class__ = AlikeLinear
-            linear.lay()
+            linear.repack()
 
 
 def join_packed(linears: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor] | None:

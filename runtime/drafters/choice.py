@@ -80,9 +80,9 @@ class DrafterChoice(NamedTuple):
         return self.kind == CHECKPOINT or (self.drafts and KINDS[self.kind].modules is not None)
 
     @property
-    def remembers(self) -> bool:
+    def drafts_from_other_requests(self) -> bool:
         """Whether drafts may come from the texts of other requests."""
-        return self.kind in KINDS and KINDS[self.kind].remembers
+        return self.kind in KINDS and KINDS[self.kind].drafts_from_other_requests
 
     @property
     def can_use_gpu(self) -> bool:

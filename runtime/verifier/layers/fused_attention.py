@@ -176,7 +176,7 @@ def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
         if bias is not None:
             linear.bias.data = bias[rows]
         if isinstance(linear, PackableLinear):
-            linear.lay()
+            linear.repack()
         begin = rows.stop
     return weight, bias
 
