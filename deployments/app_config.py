@@ -13,7 +13,7 @@ from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
-from wingbeat.deployments.parts import first, hooks, merged
+from wingbeat.deployments.parts import first_result, hooks, merged
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig, asks_for_graphs
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
@@ -261,7 +261,7 @@ class AppConfig(
 
         Until the GPUs are counted, these settings place everything on the CPU unless `device` is given.
         """
-        return bool(first("leaves_gpus_open", self))
+        return bool(first_result("leaves_gpus_open", self))
 
     def is_wingbeats_own(self) -> bool:
         """Whether Wingbeat's own engine runs the model (no `engine_factory`, no `engine_dir`)."""
@@ -334,7 +334,7 @@ class AppConfig(
 
     def num_ranks(self) -> int:
         """Returns the number of ranks (processes) of each verifier."""
-        return first("num_ranks", self) or 1
+        return first_result("num_ranks", self) or 1
 
     def tries_bfloat16(self) -> bool:
         """Whether an engine chooses its dtype by timings. This is never so with several ranks, which must have the same
@@ -426,7 +426,7 @@ class AppConfig(
         Raises:
             ValueError: a setting is invalid, or a setting of single models is given for all models or the reverse.
         """
-        return first("served", self) or (self,)
+        return first_result("served", self) or (self,)
 
 
 def _names_in(text: str) -> list[str]:

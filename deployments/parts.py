@@ -115,6 +115,6 @@ def merged(name: str, *given: Any) -> dict[str, Any]:
     return merged_of(hooks(name), given)
 
 
-def first(name: str, *given: Any) -> Any:
+def first_result(name: str, *given: Any) -> Any:
     """Calls the hooks named `name` in order; returns the first result that is not None, or None."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
@@ -157,7 +157,7 @@ def refused_by(config: AppConfig) -> str | None:
         return (
             "engine_dir is given, whose engines contain the weights: build engines of the new weights and serve those"
         )
-    return first("refuses_weights", config)
+    return first_result("refuses_weights", config)
 
 
 async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:

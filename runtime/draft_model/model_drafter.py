@@ -29,7 +29,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import SharedTokens, VocabularyError, check_same_vocabulary
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Rows, Segment, joined
@@ -288,7 +288,7 @@ def build_draft_model(
     try:
         check_same_vocabulary(*both)
     except VocabularyError:
-        if (shared := first("shared_tokens", *both)) is None:
+        if (shared := first_result("shared_tokens", *both)) is None:
             raise
     loaded = load_model(folder, options.dtype, torch.device(options.device))
     return ModelDrafter(loaded, speculation, target.vocab_size, graph_device_of(options, loaded.device), shared)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from wingbeat.runtime.drafters.base import DraftBatch, NextHead
 from wingbeat.runtime.drafters.head_passes import HeadPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.verifier.layers.linears import Packable, lay_out_linears
@@ -33,7 +33,7 @@ class HeadDrafter(StagedDrafter):
         if self.passes is not None:
             self.passes.resized()
         elif not self.fixed_shapes:
-            self.passes = first("draft_passes", self)
+            self.passes = first_result("draft_passes", self)
 
     def prepare_head(self, source: str) -> NextHead:
         """See `Drafter.prepare_head`."""

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class TargetDescription:
     @cached_property
     def _read_apart(self) -> Mapping[str, Callable[[], Tensor]]:
         """Functions that read embedding and output matrix, if an optional part reads the format; else empty."""
-        return first("lent_tensors", self.path) or {}
+        return first_result("lent_tensors", self.path) or {}
 
     def _names_ending(self, suffix: str) -> list[str]:
         # The shortest name is the model's own tensor; copies in prediction modules have longer names.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.pulse import Work
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, received
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, name_of, portable
 from wingbeat.deployments.replica.engine.engine_setup import ServedEngine, ServedGrammars
 from wingbeat.deployments.replica.router_stream import Outbox
@@ -227,7 +227,7 @@ class EngineLoop:
             return
         with self._refusing(request_id, number, outbox):
             self._pulse.begin(Work.MESSAGE, (request_id,))
-            request = received(one.request if one.shared is None else first("attach_spans", one), request_id)
+            request = received(one.request if one.shared is None else first_result("attach_spans", one), request_id)
             self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
                 self._engine.add_request(request)
