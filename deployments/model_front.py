@@ -56,7 +56,7 @@ class ModelFront:
             logger.info("%s.", described[:1].upper() + described[1:])
         await self.pool.start()
 
-    def take(self, live: LiveOptions) -> None:
+    def apply(self, live: LiveOptions) -> None:
         """Applies live settings; a setting that is absent returns to its value in `config`."""
         queued, wait_s = live.max_queued_requests, live.engine_wait_s
         self.pool.limit(

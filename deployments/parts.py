@@ -55,7 +55,7 @@ The command and HTTP:
 - `request_watcher(config)`: an `api.guard.RequestWatcher` that sees every request.
 - `families(snapshot)`: Prometheus metric families.
 - `live_settings`: fields of `LiveOptions`, in the form of `settings`.
-- `follow_live(fronts)`: object whose `take(live)` applies a router's `LiveOptions`, called before the models' own.
+- `follow_live(fronts)`: object whose `apply(live)` applies a router's `LiveOptions`, called before the models' own.
 
 A replica and its processes:
 

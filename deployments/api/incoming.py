@@ -24,7 +24,7 @@ class BodyRoom:
         self._bodies = bodies
         self.num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def set_size(self, num_bytes: int) -> None:
         """Sets the body's counted memory to `num_bytes`, the size read so far.
 
         Raises:

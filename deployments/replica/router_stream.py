@@ -140,6 +140,6 @@ class RouterStream:
 
     def _report(self) -> EngineReport | None:
         names = pickle.dumps(self._names) if self._names else None
-        report = EngineReport(self._changes.take(), self._others, names, self._stalled, self._takes, self._weights)
+        report = EngineReport(self._changes.drain(), self._others, names, self._stalled, self._takes, self._weights)
         self._others, self._names, self._stalled, self._takes, self._weights = None, {}, None, None, None
         return None if report == EngineReport() else report

@@ -56,7 +56,7 @@ class ReplicaWeights(ReplicaEngines):
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         """See `ReplicaEngines.operations`."""
-        return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.take}
+        return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.replace_engine}
 
     async def card(self) -> dict[str, Any]:
         """Return a description of the served weights, and the state of a replacement."""
@@ -75,7 +75,7 @@ class ReplicaWeights(ReplicaEngines):
             return Weights(), problem
         return await asyncio.to_thread(self._inspect, folder)
 
-    async def take(self, weights: Weights, drain_s: float) -> Refusal | None:
+    async def replace_engine(self, weights: Weights, drain_s: float) -> Refusal | None:
         """Replace the engine by an engine with other weights; returns None on success.
 
         Args:

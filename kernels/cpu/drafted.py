@@ -199,7 +199,7 @@ class DraftIntake:
 
     def roots(self, slots: Tensor) -> TakenTrees:
         """Lays out bare roots for the sequences in `slots`, int64 [num_reqs]."""
-        return self.take(slots, None, self._bare)
+        return self.lay_out(slots, None, self._bare)
 
     def check(self, slots: Tensor, wanted: Tensor, sent: ReplyTensors) -> TreeFields | None:
         """Returns one tree per decode, or None if no tree is usable. Sequences without a usable tree get a bare root.
@@ -215,7 +215,7 @@ class DraftIntake:
         width = self._check(byref(answer), byref(TreeColumns.of(into)))
         return None if not width else (*(field[:, :width] for field in into[:4]), into[4])
 
-    def take(
+    def lay_out(
         self, slots: Tensor, wanted: Tensor | None, sent: ReplyTensors, by: NodeChoice | None = None
     ) -> TakenTrees | None:
         """Checks trees, selects the nodes to verify and lays them out as rows. Returns None if no tree is usable.

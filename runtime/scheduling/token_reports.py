@@ -48,7 +48,7 @@ class TokenReports:
         if self._params.logprobs is not None and len(packed):
             self._tokens += PackedLogprobs.of_round(packed, self._params.logprobs)
 
-    def take(self, num_tokens: int) -> tuple[tuple[TokenLogprob, ...], Sequence[TokenLogprob]]:
+    def pop_output(self, num_tokens: int) -> tuple[tuple[TokenLogprob, ...], Sequence[TokenLogprob]]:
         """Returns log-probabilities of an output's `num_tokens` tokens; for the first output, also of the prompt's."""
         tokens, self._tokens = tuple(self._tokens[:num_tokens]), []
         prompt, self._prompt = self._prompt, []

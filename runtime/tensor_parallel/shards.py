@@ -80,7 +80,7 @@ class Shards:
         """Shape of a whole weight; `own` is the shape of this rank's part, returned if the weight is not divided."""
         return self._places[name][0] if name in self._places else own
 
-    def part(self, name: str, value: Tensor) -> Tensor:
+    def shard_of(self, name: str, value: Tensor) -> Tensor:
         """This rank's part of a whole weight."""
         if name not in self._places:
             return value

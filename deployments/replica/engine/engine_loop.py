@@ -181,7 +181,7 @@ class EngineLoop:
         # knows that its prefix is cached.
         if self._cache_log is not None and (idle or now >= self._tell_cached_at):
             self._tell_cached_at = now + TELL_CACHED_S
-            if (changes := self._cache_log.take()) is not None:
+            if (changes := self._cache_log.drain()) is not None:
                 self._link.send((ToReplica.CACHED, changes))
         if due:
             self._link.send((ToReplica.OUTPUTS, due))

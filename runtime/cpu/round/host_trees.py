@@ -42,18 +42,18 @@ class HostTrees:
             self._checked = (None if found is None else TokenTree(*found),)
         return self._checked[0]
 
-    def take(self, by: NodeChoice | None = None) -> TakenTrees | None:
+    def choose_nodes(self, by: NodeChoice | None = None) -> TakenTrees | None:
         """Chooses the nodes to verify; returns None if all trees are rejected.
 
         Args:
             by: how to choose nodes; None verifies all accepted trees completely.
         """
-        self._taken = (self._intake.take(self._slots, self._wanted, self._sent, by),)
+        self._taken = (self._intake.lay_out(self._slots, self._wanted, self._sent, by),)
         return self._taken[0]
 
     def verified(self) -> VerifiedTrees | None:
         """Returns the chosen nodes, or all nodes if `take` was not called; None if only bare roots are verified."""
-        taken = self.take() if self._taken is None else self._taken[0]
+        taken = self.choose_nodes() if self._taken is None else self._taken[0]
         if taken is None or taken.is_bare:
             return None
         trees = VerifiedTrees(*taken.trees)

@@ -194,5 +194,5 @@ def test_nodes_see_what_the_reference_says(num_nodes, shape):
     parents = random_parents(random.Random(num_nodes), 3, num_nodes, shape)
     ids = torch.ones_like(parents)
     trees = TokenTree(ids, parents, depths_of(parents.clamp_min(0)), ids.float(), ids[:, 0] * num_nodes)
-    taken = HostTrees.of_checked(intake_of(config, state), torch.arange(3), trees).take()
+    taken = HostTrees.of_checked(intake_of(config, state), torch.arange(3), trees).choose_nodes()
     assert torch.equal(taken.ancestors, ancestor_words(parents))
