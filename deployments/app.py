@@ -20,7 +20,7 @@ from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.log import level_environment
 from wingbeat.deployments.options.problems import SettingsError, first_problem
-from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.ray_cluster import PROXY_ENV
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.router import END_S, Router
@@ -97,7 +97,7 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
 
 def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Application:
-    pool = first("bind_drafters", config, mark)
+    pool = first_result("bind_drafters", config, mark)
     # Serve's controller stores the key and passes it to all replicas of this build. Another build has another key, so
     # the replicas of that build do not use weights that were pushed to this build.
     store_key = uuid.uuid4().hex

@@ -13,7 +13,7 @@ from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
-from wingbeat.deployments.parts import first, hooks, merged
+from wingbeat.deployments.parts import first_result, hooks, merged
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig, asks_for_graphs
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
@@ -267,7 +267,7 @@ class AppConfig(
 
         Until then, unless `device` is given, everything counts as placed on the CPU.
         """
-        return bool(first("leaves_gpus_open", self))
+        return bool(first_result("leaves_gpus_open", self))
 
     def is_wingbeats_own(self) -> bool:
         """Whether Wingbeat's own engine runs the model (no `engine_factory`, no `engine_dir`)."""
@@ -342,7 +342,7 @@ class AppConfig(
 
     def num_ranks(self) -> int:
         """Returns the number of ranks (processes) of each verifier."""
-        return first("num_ranks", self) or 1
+        return first_result("num_ranks", self) or 1
 
     def tries_bfloat16(self) -> bool:
         """Whether an engine chooses its dtype by timings. Always False with several ranks, because all ranks must have
@@ -436,7 +436,7 @@ class AppConfig(
             ValueError: a setting is invalid, a setting that each model must have separately is given for all models
                 together, or a setting of the whole application is given for one model.
         """
-        return first("served", self) or (self,)
+        return first_result("served", self) or (self,)
 
 
 def _names_in(text: str) -> list[str]:

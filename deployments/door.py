@@ -36,7 +36,7 @@ class DoorKey(NamedTuple):
     host: str
     """Address that the server socket is bound to, as the operator wrote it."""
 
-    def take(self) -> socket.socket:
+    def receive_socket(self) -> socket.socket:
         """Receives the launcher's server socket.
 
         Raises:

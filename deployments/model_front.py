@@ -14,7 +14,7 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
-from wingbeat.deployments.parts import first, hooks, merged
+from wingbeat.deployments.parts import first_result, hooks, merged
 from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -50,13 +50,13 @@ class ModelFront:
     async def start(self) -> None:
         """Reads the tokenizer and waits for the first engine."""
         self._tokenizer = Tokenizer.load(self._folder, self.config.own_template())
-        self._reader = first("chat_reader", self.config, self._tokenizer.chat_template)
+        self._reader = first_result("chat_reader", self.config, self._tokenizer.chat_template)
         if self._reader is not None:
             described = self._reader.describe()
             logger.info("%s.", described[:1].upper() + described[1:])
         await self.pool.start()
 
-    def take(self, live: LiveOptions) -> None:
+    def apply(self, live: LiveOptions) -> None:
         """Applies live settings; a setting that is absent gets its value in `config` again."""
         queued, wait_s = live.max_queued_requests, live.engine_wait_s
         self.pool.limit(
@@ -75,7 +75,7 @@ class ModelFront:
             self._tokenizer,
             self._reader,
             self.own,
-            first("prompt_reader", config, self.pool.info.takes, self._folder, self._tokenizer),
+            first_result("prompt_reader", config, self.pool.info.takes, self._folder, self._tokenizer),
             config.max_answer_bytes,
             takes_templates=config.chat_template == OF_REQUESTS and bool(runtime_parts.hooks("render_apart")),
             aliases=config.model_names()[1:],

@@ -55,7 +55,7 @@ The command and HTTP:
 - `request_watcher(config)`: an `api.guard.RequestWatcher` that sees every request.
 - `families(snapshot)`: Prometheus metric families.
 - `live_settings`: fields of `LiveOptions`, in the form of `settings`.
-- `follow_live(fronts)`: object whose `take(live)` applies a router's `LiveOptions`, called before the models' own.
+- `follow_live(fronts)`: object whose `apply(live)` applies a router's `LiveOptions`, called before the models' own.
 
 A replica and its processes:
 
@@ -115,6 +115,6 @@ def merged(name: str, *given: Any) -> dict[str, Any]:
     return merged_of(hooks(name), given)
 
 
-def first(name: str, *given: Any) -> Any:
+def first_result(name: str, *given: Any) -> Any:
     """Calls the hooks named `name` in order; returns the first result that is not None, or None."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)

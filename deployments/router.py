@@ -100,9 +100,9 @@ class Router(RouterBase):
         try:
             live = LiveOptions.of(user_config)
             for follower in self._followers:
-                await follower.take(live)
+                await follower.apply(live)
             for front in self._fronts:
-                front.take(live)
+                front.apply(live)
         except ValueError as error:
             if not self._is_up:
                 raise
@@ -128,7 +128,7 @@ class Router(RouterBase):
         return self._application(adds_request_id=False)
 
     async def _listen(self, door: DoorKey) -> HttpServer:
-        bound = await asyncio.to_thread(door.take)
+        bound = await asyncio.to_thread(door.receive_socket)
         # Without this wait, clients that are already waiting at the socket would get the error that there is no engine.
         deadline = time.monotonic() + CONNECT_S
         while not all(front.pool.healthy() for front in self._fronts) and time.monotonic() < deadline:

@@ -37,19 +37,19 @@ class Scales(NamedTuple):
 
     numbers: Tensor
     """[columns, num_groups], floating point or 8-bit integers."""
-    by: Tensor | None = None
+    factors: Tensor | None = None
     """float16 [columns, num_groups / n]: each multiplies the `numbers` of n neighbouring groups."""
 
-    def of(self, columns: slice) -> "Scales":
+    def select_columns(self, columns: slice) -> "Scales":
         """Scales of a range of columns."""
-        return Scales(self.numbers[columns], None if self.by is None else self.by[columns])
+        return Scales(self.numbers[columns], None if self.factors is None else self.factors[columns])
 
     def floats(self) -> Tensor:
         """All scales, float32 [columns, num_groups]."""
         numbers = self.numbers.float()
-        if self.by is None:
+        if self.factors is None:
             return numbers
-        return (numbers.unflatten(1, (self.by.shape[1], -1)) * self.by.float()[:, :, None]).flatten(1)
+        return (numbers.unflatten(1, (self.factors.shape[1], -1)) * self.factors.float()[:, :, None]).flatten(1)
 
 
 class GroupedWeight(NamedTuple):
@@ -85,9 +85,9 @@ class GroupedWeight(NamedTuple):
         return torch.cat(parts) if parts else self.values.float()
 
     def _dense(self, columns: slice) -> Tensor:
-        scales = self.scales.of(columns).floats()
+        scales = self.scales.select_columns(columns).floats()
         if self.minima is not None:
-            shifts = self.minima.of(columns).floats()
+            shifts = self.minima.select_columns(columns).floats()
         else:
             shifts = scales * (self.offset if self.zeros is None else -self.zeros[columns].float())
         numbers = self.form.floats(self.values[columns]).unflatten(1, (-1, self.group))

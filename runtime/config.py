@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from wingbeat.runtime.parts import first, hooks, merged
+from wingbeat.runtime.parts import first_result, hooks, merged
 from wingbeat.runtime.refusals import Feature, refuse
 
 NUM_BINS = 16
@@ -56,7 +56,7 @@ def drawn_tree(given: Any) -> DrawnTree:
 
     Raises ValueError if `given` is not a tree, or if no runtime part drafts drawn trees.
     """
-    if (tree := first("drawn_tree", given)) is None:
+    if (tree := first_result("drawn_tree", given)) is None:
         raise ValueError(f"is {given!r}: give a number")
     return tree
 

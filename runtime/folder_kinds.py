@@ -6,7 +6,7 @@ The module uses only names of files and tensors, and imports no torch.
 from collections.abc import Collection
 from pathlib import Path
 
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"
@@ -25,7 +25,7 @@ def folder_problem(folder: str | Path) -> str | None:
     Returns None for a folder with a config.json, and for the name of a published model, which is resolved elsewhere.
     """
     folder = Path(folder)
-    if first("named_model", folder) is not None:
+    if first_result("named_model", folder) is not None:
         return None
     if not folder.exists():
         return f"there is no folder {folder}"
@@ -76,7 +76,7 @@ def _without_config(folder: Path) -> str:
     if not found:
         return f"folder {folder} is empty"
     lacks = f"folder {folder} has no config.json"
-    if (other := first("other_folder", folder)) is not None:
+    if (other := first_result("other_folder", folder)) is not None:
         return f"{lacks} but {other}"
     if "model_index.json" in found:
         return f"{lacks} but a model_index.json: pipelines of diffusers are no language models"

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
     name = HubName.parse(source)
     if name is not None:
         return _fetch(name, with_weights)
-    return first("folder_of", Path(source)) or Path(source)
+    return first_result("folder_of", Path(source)) or Path(source)
 
 
 @lru_cache

@@ -20,7 +20,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import Lender, TargetDescription
 from wingbeat.runtime.hugging_face import first_line, one_line
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
 
 def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender | None) -> Drafter | None:
     if settings.engine_dir is not None and settings.drafter.has_weights:
-        drafter = first("open_drafter", settings, torch.device(device))
+        drafter = first_result("open_drafter", settings, torch.device(device))
         if drafter is not None:
             if settings.fp8_drafter:
                 fp8, of_engine = "drafter_weights is fp8", "the drafter is an engine"
@@ -205,7 +205,7 @@ def engine_of_pair(
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
         if settings.engine_dir is None:  # compiled engines were checked when they were exported
-            choice = first("choose_convention", drafter.source, target, loaded, tokenizer)
+            choice = first_result("choose_convention", drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             allow_bad = settings.allow_bad_drafter or drafter.automatic
             check = partial(check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=allow_bad)
@@ -238,7 +238,7 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     """Returns the verifier, the configuration of an engine with this verifier, and the backend."""
     from wingbeat.runtime.verifier.backend import TORCH
 
-    opened = first("open_backend", settings, device)
+    opened = first_result("open_backend", settings, device)
     return (_load(settings, device), settings.engine, TORCH) if opened is None else opened
 
 

@@ -122,7 +122,7 @@ def merged(name: str) -> dict[str, Any]:
     return merged_of(hooks(name))
 
 
-def first(name: str, *given: Any) -> Any:
+def first_result(name: str, *given: Any) -> Any:
     """Calls the hooks with this name in order; returns the first result that is not None, else None."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)
 

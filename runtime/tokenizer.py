@@ -11,7 +11,7 @@ import jinja2
 
 from wingbeat.runtime.folder_kinds import VOCABULARIES
 from wingbeat.runtime.hugging_face import load_files, read_config
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.token_length import longest_token
 from wingbeat.runtime.tokenizer_file import no_tokenizer
@@ -154,7 +154,9 @@ class Tokenizer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = {"add_generation_prompt": True, **(variables or {})}
         if chat_template is not None:
-            return first("render_apart", chat_template, messages, variables, self.hugging_face.special_tokens_map)
+            return first_result(
+                "render_apart", chat_template, messages, variables, self.hugging_face.special_tokens_map
+            )
         try:
             return self.hugging_face.apply_chat_template(list(messages), tokenize=False, **variables)
         except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from wingbeat.kernels.grouped_weight import E4M3, UINT4, GroupedWeight, Scales
-from wingbeat.kernels.packed.matrix import PackedMatrix, lay, packed_product
+from wingbeat.kernels.packed.matrix import PackedMatrix, packed_product, to_step_layout
 from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.packed.modules import keep_packed
 from wingbeat.runtime.verifier.layers.linears import held_bytes
@@ -35,12 +35,12 @@ def random_matrix(form: str, columns: int, inputs: int, device: torch.device) ->
     if form == "fp8":
         values = torch.randint(0, 120, size, dtype=torch.uint8, device=device)  # the sign is a byte's highest bit
         values |= torch.randint(0, 2, size, dtype=torch.uint8, device=device) << 7
-        return lay(GroupedWeight(E4M3, values, Scales(scales / 16)))
+        return to_step_layout(GroupedWeight(E4M3, values, Scales(scales / 16)))
     values = torch.randint(0, 16, size, dtype=torch.uint8, device=device)
     if form == "q4_0":
-        return lay(GroupedWeight(UINT4, values, Scales(scales.half()), offset=-8.0))
+        return to_step_layout(GroupedWeight(UINT4, values, Scales(scales.half()), offset=-8.0))
     zeros = torch.full(groups, 8, dtype=torch.uint8, device=device)
-    return lay(GroupedWeight(UINT4, values, Scales(scales.half()), zeros=zeros))
+    return to_step_layout(GroupedWeight(UINT4, values, Scales(scales.half()), zeros=zeros))
 
 
 def model_of(bench: Bench, config: LlamaConfig, form: str) -> LoadedModel:

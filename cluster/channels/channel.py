@@ -96,7 +96,7 @@ class VerifierSide:
         fence()
         self._words[Word.OUTCOME_SEQ] = self._published
         self._outcome_bell.ring()
-        self._doorbell.rang()
+        self._doorbell.after_ring()
         return self._published
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:

@@ -124,7 +124,7 @@ class Doorbell:
         self.bell = bell
         self.max_sleep_s = max_sleep_s
 
-    def rang(self) -> None:
+    def after_ring(self) -> None:
         """Called after the peer's bell was rung; does nothing in this class.
 
         A peer in another thread or process wakes by itself.
@@ -204,7 +204,7 @@ class PumpDoorbell(Doorbell):
         self.pump: Callable[[], None] | None = None
         self._at_once = at_once
 
-    def rang(self) -> None:
+    def after_ring(self) -> None:
         """Run `pump` if `at_once` is set."""
         if self._at_once and self.pump is not None:
             self.pump()

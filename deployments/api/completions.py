@@ -32,7 +32,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestRefused
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.client_figures import RouterFigures
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
@@ -199,7 +199,7 @@ class CompletionService:
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,
             num_prompt_tokens=sum(lengths),
-            prompt_details=first("prompt_details", spans) if spans else {},
+            prompt_details=first_result("prompt_details", spans) if spans else {},
             answer_bytes=answer_bytes,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
@@ -259,7 +259,7 @@ class CompletionService:
                 if choice.is_echo_alone:
                     got, finish, rounds = _NOTHING, output.finish_reason, ()
                 elif output.rounds:
-                    hidden = self.pool.info.remembers
+                    hidden = self.pool.info.drafts_from_other_requests
                     got, finish, rounds = take_rounds(self.tokenizer, stream, output, hides_rejected=hidden)
                 else:
                     (got, finish), rounds = stream.take(output.token_ids, output.finish_reason), ()

@@ -260,7 +260,7 @@ async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
         if len(body) + len(part) > limit:
             raise _too_large(limit)
         body += part
-        room.take(len(body))
+        room.set_size(len(body))
         if not message.get("more_body", False):
             return bytes(body)
 

@@ -25,7 +25,7 @@ class BodyRoom:
         self._bodies = bodies
         self.num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def set_size(self, num_bytes: int) -> None:
         """Sets the counter to `num_bytes`, the size of the body that has been read so far.
 
         Raises:

@@ -25,7 +25,7 @@ from wingbeat.deployments.api.errors import (
 )
 from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
@@ -233,7 +233,7 @@ class Prompts:
         variant = self.variant_of(body.model)
         if all(getattr(body, name) is None for name in OF_PARTS):
             return None
-        return first("beginning", self.pool, body, variant)
+        return first_result("beginning", self.pool, body, variant)
 
     def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
         return [self._completion_prompt(prompt, body) for prompt in body.prompt]

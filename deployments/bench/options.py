@@ -12,7 +12,7 @@ from wingbeat.deployments.cli.options import UserError, build_config
 from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.panel_titles import MEASURING
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.choice import KIND_OF_SETTING, DrafterChoice, parse_drafter
 
@@ -163,7 +163,7 @@ def _golden(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_vllm(said: str, given: dict[str, Any]) -> dict[str, Any]:
-    settings = first("speculative_settings", said, given)
+    settings = first_result("speculative_settings", said, given)
     if settings is None:
         raise ValueError("speculative_config is given: this installation lacks the support of vLLM's options")
     return settings | ({"drafter": (settings["drafter"],)} if "drafter" in settings else {})

@@ -13,7 +13,7 @@ from wingbeat.deployments.cli.commands import Level, new_app
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
-from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
@@ -36,7 +36,7 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
-        said = first("hint", getattr(error, "option_name", ""), option_name) if args[:1] == ["serve"] else None
+        said = first_result("hint", getattr(error, "option_name", ""), option_name) if args[:1] == ["serve"] else None
         code = _complain(error.format_message() if said is None else f"{error.option_name}: {said}")
     except (KeyboardInterrupt, typer.Abort):
         code = 130

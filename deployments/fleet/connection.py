@@ -159,12 +159,12 @@ class EngineConnection:
 
     def waiting(self) -> list[RequestStream]:
         """Returns the requests that have no output yet and were not withdrawn, oldest first."""
-        return [s for s in self._streams.values() if not (s.begun or s.asked_back or s.ended)]
+        return [s for s in self._streams.values() if not (s.begun or s.withdrawn or s.ended)]
 
     def withdraw(self, streams: Iterable[RequestStream]) -> None:
         """Asks the engine to return requests. Requests that have not begun to run then end with EngineLost."""
         for stream in streams:
-            stream.asked_back = True
+            stream.withdrawn = True
             self._withdrawals.append(stream.number)
         self._send.set()
 

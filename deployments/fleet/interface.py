@@ -65,7 +65,7 @@ class ModelInfo:
     """Torch's name of the dtype of weights and KV cache."""
     drafter: str = "none"
     """Name or path of the drafter, for display."""
-    remembers: bool = False
+    drafts_from_other_requests: bool = False
     """Whether drafts may come from the texts of other requests. Rejected draft tokens must then not be shown."""
     num_spec_tokens: int = 0
     """Maximum depth of a draft tree."""

@@ -33,7 +33,7 @@ class RequestStream:
         """Maximum number of tokens still to be generated."""
         self.begun = False
         """Whether any output has arrived."""
-        self.asked_back = False
+        self.withdrawn = False
         """Whether the router has withdrawn the request."""
         self.ended = False
         """Whether the engine has finished or given up the request."""

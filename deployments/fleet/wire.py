@@ -139,7 +139,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         )
 
 
-class Conflated:
+class PendingOutputs:
     """Outputs that wait to be sent. They are merged into one output per request, so their number is at most the number
     of requests.
     """
@@ -169,7 +169,7 @@ class Conflated:
         """Adds the message that a request will not be finished."""
         self.put(WireOutput(number, given_up=GivenUp(verdict, reason)))
 
-    def take(self) -> list[WireOutput]:
+    def drain(self) -> list[WireOutput]:
         """Removes and returns all waiting outputs."""
         outputs = [*self._outputs.values(), *self._last_words.values()]
         self._outputs, self._last_words = {}, {}

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.gpu_shares.gpus import Gpu, gpus_here, gpus_of_cluster
 from wingbeat.deployments.options.problems import SettingsError, first_problem
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 
 WITH_DRAFTER, BESIDE = 0.7, 0.3
 """Shares of a GPU that a verifier and its drafter share: the verifier's, the drafter's."""
@@ -42,7 +42,7 @@ def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -
         if any(one.line is not None for one in placed):
             raise SettingsError("models: give each num_gpus_per_verifier and num_gpus_per_drafter, or device cpu")
         names = ("num_gpus_per_verifier", "num_gpus_per_drafter")
-        return first("with_served", config, tuple(one.config for one in placed), names)
+        return first_result("with_served", config, tuple(one.config for one in placed), names)
     if placed[0].line is not None:
         say(placed[0].line)
     return placed[0].config

@@ -16,7 +16,7 @@ from rich.table import Table
 from wingbeat.deployments.doctor.rounds import bytes_of_a_round, copy_rate
 from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.hugging_face import build_model, read_config
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 
 KINDS_BY_NAME = (
     (r"eagle-?3", "EAGLE-3"),
@@ -93,7 +93,7 @@ def _own_heads(source: str | Path, folder: Path) -> Iterator[Head]:
         yield Head(
             "mtp", "prediction modules", f"in the checkpoint ({modules[0]} of its config), unless a copy left them out"
         )
-    if (own := first("own_head", Path(source))) is not None:
+    if (own := first_result("own_head", Path(source))) is not None:
         yield Head("auto", "EAGLE-3", f"comes with Wingbeat: {own}")
 
 

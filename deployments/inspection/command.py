@@ -21,7 +21,7 @@ from wingbeat.deployments.inspection.options import InspectConfig
 from wingbeat.deployments.inspection.tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.local.engine import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.options.model_options import LoadOptions
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.folder_kinds import folder_problem
@@ -59,14 +59,14 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        if first("inspects", folder, as_json):
+        if first_result("inspects", folder, as_json):
             return
         if (problem := folder_problem(folder)) is not None:
             raise UserError(f"{problem}; give a checkpoint's folder, or an engine directory")
         folder = checkpoint_folder(folder)
         dtype = getattr(torch, config.resolved_dtype(folder))
         target = None if config.model is None else TargetDescription.from_checkpoint(config.model_dir())
-        if (findings := first("head_findings", folder, target)) is not None:
+        if (findings := first_result("head_findings", folder, target)) is not None:
             own, parameters, kv_numbers = findings
             found = _common(folder, dtype, parameters, parameters, kv_numbers) | own
         elif is_head_folder(folder):

@@ -62,7 +62,7 @@ class HeadJudge:
         self._unreadable = False
         self.said = {"decisions": {what: ledger.counts.get(what, 0) for what in SHOWN}, "learner": learner}
         figures = await self._figures()
-        more = self._since.take(figures.pid, figures.stats["by_head"])
+        more = self._since.since_last_call(figures.pid, figures.stats["by_head"])
         try:
             counted = await asyncio.to_thread(self._counts.add, more, ledger, figures.weights)
         except OSError as error:  # for example a full disk, or a lock that is held for long; the new counts are lost

@@ -49,7 +49,7 @@ class LearnerHost:
     async def _keep(self) -> None:
         back_off = BackOff(1.0)
         while True:
-            await asyncio.sleep(back_off.take())
+            await asyncio.sleep(back_off.next_pause())
             began = time.monotonic()
             try:
                 self._child = self._start()

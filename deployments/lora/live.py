@@ -28,7 +28,7 @@ class NamedAdapters:
         self._fronts = fronts
         self._paths: dict[str, str] = {}
 
-    async def take(self, live: LiveOptions) -> None:
+    async def apply(self, live: LiveOptions) -> None:
         """Load adapters that are new or have another folder, then unload adapters that are no longer named.
 
         Raises:

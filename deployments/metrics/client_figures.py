@@ -166,10 +166,10 @@ class RouterFigures:
             "router_id": self.router_id,
             "number": self.num_reports,
             "clients": None if clients is None else asdict(clients),
-            "router": self.own(),
+            "router": self.router_figures(),
         }
 
-    def own(self) -> dict[str, Any]:
+    def router_figures(self) -> dict[str, Any]:
         """Returns the figures of this router that do not belong to an engine."""
         return {"num_admitted": self.num_admitted(), "answers": dict(self.answers)}
 

@@ -33,7 +33,7 @@ class FleetSnapshot:
     silent: tuple[str, ...] = ()
     """Ids of live engines that did not answer in time."""
     routers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """`RouterFigures.own` of each router."""
+    """`RouterFigures.router_figures` of each router."""
 
 
 class FleetFigures:
@@ -110,5 +110,5 @@ class FleetFigures:
             for router_id, router in figures.get("routers", {}).items():
                 if router["number"] > newest.get(router_id, {"number": -1})["number"]:
                     newest[router_id] = router
-        newest[self._own.router_id] = self._own.own()
+        newest[self._own.router_id] = self._own.router_figures()
         return newest

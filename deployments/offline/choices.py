@@ -36,7 +36,7 @@ class RunningChoice:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def take(self, output: RequestOutput) -> None:
+    def add_output(self, output: RequestOutput) -> None:
         """Add the tokens of a round; if they are the last tokens, also set `finish_reason`."""
         got, self.finish_reason = self._read(output)
         self._pieces.append(got.text)

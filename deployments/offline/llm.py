@@ -158,7 +158,7 @@ class LLM:
             for index, output in outputs:
                 choice = choices[index]
                 num_tokens += len(output.token_ids)
-                choice.take(output)
+                choice.add_output(output)
                 if choice.finish_reason is None:
                     continue
                 # the choice was ended by a stop string; engines do not check stop strings

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.deployments.options.node_resources import NodeResources
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.runtime.refusals import Feature
 
 
@@ -49,7 +49,7 @@ class DrafterPlaceOptions(ModelOptions):
 
     def num_shared_drafters(self) -> int:
         """Returns the number of drafters that all verifiers share; 0 if each verifier has its own drafter."""
-        return first("num_shared_drafters", self) or 0
+        return first_result("num_shared_drafters", self) or 0
 
     def drafts_in_engine(self) -> bool:
         """Whether the setting `drafter_place` puts the drafter into the engine's process."""

@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin
 import click
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 
 
 class SettingsError(click.ClickException, ValueError):
@@ -50,7 +50,7 @@ def first_problem(error: ValidationError, config_class: type[BaseModel], write: 
 
 
 def _unknown(name: str, config_class: type[BaseModel], write: Callable[[str], str]) -> str:
-    said, close = first("hint", name, write), get_close_matches(name, config_class.model_fields, 1)
+    said, close = first_result("hint", name, write), get_close_matches(name, config_class.model_fields, 1)
     if said is None and close:
         said = f"did you mean {write(close[0])}?"
     return f"there is no setting {write(name)}" + ("" if said is None else f": {said}")

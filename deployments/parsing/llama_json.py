@@ -39,7 +39,7 @@ class LlamaJsonParser(CallParser):
         super().__init__()
         self._names: frozenset[str] = frozenset()
 
-    def know(self, functions: Sequence[Function]) -> Self:
+    def set_functions(self, functions: Sequence[Function]) -> Self:
         """See `Parser`."""
         self._names = frozenset(function.name for function in functions)
         return self

@@ -50,7 +50,7 @@ class Parser(ABC):
     keeps_special_tokens = False
     """Whether the text must be decoded with special tokens, because the parser's marks may be special tokens."""
 
-    def know(self, functions: Sequence[Function]) -> Self:
+    def set_functions(self, functions: Sequence[Function]) -> Self:
         """Sets the functions that may be called, which some formats need; returns the parser itself."""
         return self
 

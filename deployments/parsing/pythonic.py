@@ -51,7 +51,7 @@ class PythonicParser(CallParser):
         self._num_arguments = 0
         self._scan = _Scan()
 
-    def know(self, functions: Sequence[Function]) -> Self:
+    def set_functions(self, functions: Sequence[Function]) -> Self:
         """See `Parser`."""
         self._types = ArgumentTypes(functions)
         return self

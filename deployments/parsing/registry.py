@@ -109,7 +109,7 @@ class Parsers:
         """
         if self._is_harmony and answer is None:
             return HarmonyParser()
-        own = self._calls().know(functions) if calls and self._calls else PlainText()
+        own = self._calls().set_functions(functions) if calls and self._calls else PlainText()
         rest = answer() if answer else own
         if self._reasoning is None:
             return rest

@@ -85,7 +85,7 @@ class TaggedTextParser(CallParser):
         self._is_string = False
         self._has_begun = False
 
-    def know(self, functions: Sequence[Function]) -> Self:
+    def set_functions(self, functions: Sequence[Function]) -> Self:
         """See `Parser`."""
         self._types = ArgumentTypes(functions)
         return self
@@ -167,7 +167,7 @@ class TaggedTextParser(CallParser):
             return False
         self._pending = rest.removeprefix(begin)
         self._value, self._has_begun = "", not self.tags.has_lines
-        self._is_string = self._types.of(self._name, self._key).is_free_text
+        self._is_string = self._types.type_of(self._name, self._key).is_free_text
         comma = ", " if self._num_arguments else ""
         self._num_arguments += 1
         self._send(f"{comma}{quoted(self._key)}: " + ('"' if self._is_string else ""))
@@ -192,7 +192,7 @@ class TaggedTextParser(CallParser):
         if not mark:
             return False
         self._read(len(mark))
-        self._send('"' if self._is_string else as_json(self._value, self._types.of(self._name, self._key)))
+        self._send('"' if self._is_string else as_json(self._value, self._types.type_of(self._name, self._key)))
         self._at = _At.ARGUMENTS
         return True
 

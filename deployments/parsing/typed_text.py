@@ -39,7 +39,7 @@ class ArgumentTypes:
         """Returns whether a function is known; True for any name if no functions are known."""
         return not self._schemas or name in self._schemas
 
-    def of(self, name: str, argument: str) -> ArgumentType:
+    def type_of(self, name: str, argument: str) -> ArgumentType:
         """Returns the type of an argument."""
         place = name, argument
         if place not in self._found:

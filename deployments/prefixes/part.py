@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 
 if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
@@ -39,5 +39,5 @@ def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
         identity = identity_of(folder, engine.loaded, limits.block_size, limits.kv_cache_dtype)
         has_contents = config.num_ranks() == 1
         store = PrefixStore(config.prefix_dir, identity, tokenizer_digest(folder), has_contents)
-    pinned = 0 if first("changes_weights", config) else config.max_pinned_tokens
+    pinned = 0 if first_result("changes_weights", config) else config.max_pinned_tokens
     return {"prefixes": PrefixKeeper(engine, store, pinned)}

@@ -11,7 +11,7 @@ from typing import Any
 from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.fleet.interface import RouterGone
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, decode
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica.engine.engine_messages import (
     EngineStart,
     EngineStarted,
@@ -151,7 +151,7 @@ class EngineClient:
                 yield one
                 continue
             try:
-                shared, fd = first("share_spans", one)
+                shared, fd = first_result("share_spans", one)
             except OSError as error:
                 self._streams.get(client_id).give_up(one.number, Verdict.FAILED, str(error))
                 continue

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from wingbeat.deployments.fleet.catalog import NameChanges
-from wingbeat.deployments.fleet.wire import Conflated, EngineReport, Verdict, WireOutput, encode
+from wingbeat.deployments.fleet.wire import EngineReport, PendingOutputs, Verdict, WireOutput, encode
 from wingbeat.runtime.kv.block_hashes import CacheChanges, CacheLog
 from wingbeat.runtime.scheduling.request import RequestOutput
 
@@ -25,7 +25,7 @@ class Outbox:
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._waiting = Conflated()
+        self._waiting = PendingOutputs()
         self._urgent = False
         self._due_at = 0.0
 
@@ -58,7 +58,7 @@ class Outbox:
     def take(self, now: float) -> bytes:
         """Return all outputs as one encoded message, and empty the outbox."""
         self._urgent, self._due_at = False, now + self._interval_s
-        return encode(self._waiting.take())
+        return encode(self._waiting.drain())
 
 
 class RouterStream:
@@ -70,7 +70,7 @@ class RouterStream:
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
-        self._outputs = Conflated()
+        self._outputs = PendingOutputs()
         self._changes = CacheLog()
         self._others: tuple[int, int] | None = None
         self._names: dict[str, Any] = {}
@@ -134,7 +134,7 @@ class RouterStream:
         while True:
             report = self._report()
             if self._outputs or report is not None:
-                return encode(self._outputs.take(), report)
+                return encode(self._outputs.drain(), report)
             if self._ended_by is not None:
                 raise self._ended_by
             self._ready.clear()
@@ -142,6 +142,6 @@ class RouterStream:
 
     def _report(self) -> EngineReport | None:
         names = pickle.dumps(self._names) if self._names else None
-        report = EngineReport(self._changes.take(), self._others, names, self._stalled, self._takes, self._weights)
+        report = EngineReport(self._changes.drain(), self._others, names, self._stalled, self._takes, self._weights)
         self._others, self._names, self._stalled, self._takes, self._weights = None, {}, None, None, None
         return None if report == EngineReport() else report

@@ -22,7 +22,7 @@ from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.router_reports import RouterReports
-from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
@@ -69,7 +69,7 @@ class Verifier(LiveReplica):
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._config = config
-        address = first("address", config)
+        address = first_result("address", config)
         self._channel = config.channel_kind(one_node=address is None) if config.has_channel() else None
         self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
         core = None if self._core is None else self._core.core
@@ -77,7 +77,7 @@ class Verifier(LiveReplica):
         self._start = EngineStart(config, self._engine_id, core, gpus, address)
         self._drafters = drafters
         made_of = config, ClusterMemory(store_key), self._new_life
-        self._loaded: ReplicaEngines = first("replica_engines", *made_of) or ReplicaEngines(*made_of)
+        self._loaded: ReplicaEngines = first_result("replica_engines", *made_of) or ReplicaEngines(*made_of)
         self._engines = self._loaded.engines
         try:
             with refusals():
@@ -297,12 +297,12 @@ class Verifier(LiveReplica):
         """Create the `EngineLife` of an engine. The settings may differ from the replica's settings only in the
         weights.
         """
-        launch = first("launch_drafter", config, self._drafters, self._channel)
+        launch = first_result("launch_drafter", config, self._drafters, self._channel)
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, self._start.core)
         start = self._start._replace(config=config, log_level=self.log_level, weights=weights)
         is_first = not self._engines.num_restarts
-        return EngineLife(start, launch, first("launch_ranks", config), self._names, is_first)
+        return EngineLife(start, launch, first_result("launch_ranks", config), self._names, is_first)
 
     def _check(self, engine_id: str, client_id: str | None = None) -> None:
         if engine_id != self._engine_id:

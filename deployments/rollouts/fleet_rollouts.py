@@ -10,7 +10,7 @@ from typing import Any
 
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.rollouts.wire import Finished, Told
+from wingbeat.deployments.rollouts.wire import Finished, OperationResult
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class FleetRollouts:
         """
         calls = (self._ask(one, {"name": name, "arguments": given, **more}) for one, given in arguments.items())
         told = dict(zip(arguments, await asyncio.gather(*calls), strict=True))
-        found = {one: answer for one, answer in told.items() if isinstance(answer, Told)}
+        found = {one: answer for one, answer in told.items() if isinstance(answer, OperationResult)}
         self.lost = {one: answer for one, answer in told.items() if isinstance(answer, str)}
         if not found:
             raise EngineUnavailable("; ".join(f"engine {one}: {why}" for one, why in self.lost.items()))
@@ -117,7 +117,7 @@ class FleetRollouts:
                 raise Conflict(reason)
         return done
 
-    async def _ask(self, engine_id: str, arguments: dict[str, Any]) -> Told | str:
+    async def _ask(self, engine_id: str, arguments: dict[str, Any]) -> OperationResult | str:
         """Return the answer of one engine, or the reason why it gave no answer."""
         call = self._pool.every_engine.call
         try:

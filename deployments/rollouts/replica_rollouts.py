@@ -12,7 +12,7 @@ from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import Life
 from wingbeat.deployments.replica.replica_engines import ReplicaEngines
-from wingbeat.deployments.rollouts.wire import Told
+from wingbeat.deployments.rollouts.wire import OperationResult
 
 logger = logging.getLogger(__name__)
 UPDATED = b"wingbeat rollouts"
@@ -53,7 +53,7 @@ class ReplicaRollouts(ReplicaEngines):
         super().__init__(config, memory, new_life)
         self._updated = False
         self._silence: asyncio.TimerHandle | None = None
-        self._abandoning: asyncio.Task[Told] | None = None
+        self._abandoning: asyncio.Task[OperationResult] | None = None
 
     async def _is_late(self) -> bool:
         self._updated = self._updated or bool(await self._memory.read(UPDATED))
@@ -74,7 +74,7 @@ class ReplicaRollouts(ReplicaEngines):
 
     async def run(
         self, name: str, arguments: tuple[Any, ...] = (), tensors: Any = None, weights: str | None = None
-    ) -> Told:
+    ) -> OperationResult:
         """Run an operation of a `RolloutEngine`.
 
         Args:
@@ -98,25 +98,25 @@ class ReplicaRollouts(ReplicaEngines):
             await self._memory.write(UPDATED, "updated" if self._updated else "")
         return told
 
-    async def _with_tensors(self, name: str, tensors: Any) -> Told:
+    async def _with_tensors(self, name: str, tensors: Any) -> OperationResult:
         from wingbeat.deployments.rollouts.shared_tensors import shared_file
 
         if hasattr(tensors, "__await__"):
             async with asyncio.timeout(SILENCE_S):
                 tensors = await tensors
         if not isinstance(tensors, Mapping):
-            return Told(refused=f"tensors must be given by name, and not as {type(tensors).__name__}")
+            return OperationResult(refused=f"tensors must be given by name, and not as {type(tensors).__name__}")
         shared = shared_file(tensors)
         try:
             path = await asyncio.to_thread(shared.__enter__)
         except (TypeError, OSError) as error:
-            return Told(refused=str(error))
+            return OperationResult(refused=str(error))
         try:
             return await self.engines.client.call("operate", name, ({"files": [path]},))
         finally:
             shared.__exit__(None, None, None)
 
-    def _watch(self, name: str, told: Told) -> None:
+    def _watch(self, name: str, told: OperationResult) -> None:
         """Start a timer that abandons the open update if the trainer makes no call for `SILENCE_S`."""
         if self._silence is not None and (name in STEPS or not told.is_open):
             self._silence.cancel()
@@ -129,11 +129,11 @@ class ReplicaRollouts(ReplicaEngines):
         logger.warning("No step of a weight update has come for %.0f s: the update is abandoned", SILENCE_S)
         self._abandoning = loop.create_task(self._try_abandon())
 
-    async def _try_abandon(self) -> Told:
+    async def _try_abandon(self) -> OperationResult:
         try:
             return await self.run("abandon_update")
         except EngineFailed as error:
-            return Told(conflict=str(error))
+            return OperationResult(conflict=str(error))
 
     def _launch(self) -> Life:
         return _WatchedLife(super()._launch(), self._is_late)

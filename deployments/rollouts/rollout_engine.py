@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from wingbeat.deployments.rollouts.announced import PACKED_BYTES, PIECE_BYTES, announced_tensors
-from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, Told
+from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, OperationResult
 from wingbeat.runtime.kv.host_pages import give_back
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
@@ -59,13 +59,13 @@ class RolloutEngine:
         self._sums = False
         self._backend, self._broadcasts = backend, cast("Broadcasts | None", None)
         self._paused = self._draining = False
-        self._drained: list[Future[Told]] = []
+        self._drained: list[Future[OperationResult]] = []
         self._asleep: set[str] = set()
         self._later: dict[str, tuple[Request, CompiledGrammar | None]] = {}
         """Requests that arrived during a drain (a pause in mode `wait`) and wait for its end."""
         self._outputs: list[RequestOutput] = []
         self._version: str | None = None
-        self._writing: Future[Told] | None = None
+        self._writing: Future[OperationResult] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-weights")
         """Thread for operations that may wait for a trainer, so that the engine's thread can answer calls meanwhile."""
 
@@ -126,7 +126,7 @@ class RolloutEngine:
             self.inner.check_integrity()
 
     def operations(self) -> dict[str, Callable[..., Any]]:
-        """Return the operations for routers, by name; each operation returns a `Told`."""
+        """Return the operations for routers, by name; each operation returns an `OperationResult`."""
         own = [self.pause, self.resume, self.is_paused, self.abort_requests]
         own += [self.check_sleep, self.sleep, self.wake_up, self.is_sleeping]
         own += [self.init_transfer, self.start_update, self.start_head_update, self.update_weights]
@@ -134,7 +134,7 @@ class RolloutEngine:
         own += [self.scramble_weights, self.weight_version, self.weight_checksums]
         return {one.__name__: partial(self._answered, one) for one in own}
 
-    def _answered(self, operation: Callable[..., Any], *arguments: Any) -> "Told | Future[Told]":
+    def _answered(self, operation: Callable[..., Any], *arguments: Any) -> "OperationResult | Future[OperationResult]":
         try:
             value = operation(*arguments)
         except WeightsRefused as error:
@@ -143,13 +143,13 @@ class RolloutEngine:
             return self._told(conflict=str(error))
         return value if isinstance(value, Future) else self._told(value)
 
-    def _told(self, value: Any = None, refused: str | None = None, conflict: str | None = None) -> Told:
+    def _told(self, value: Any = None, refused: str | None = None, conflict: str | None = None) -> OperationResult:
         is_open = self._update.is_open or self._head is not None
-        return Told(value, refused, conflict, not self._update.torn, is_open)
+        return OperationResult(value, refused, conflict, not self._update.torn, is_open)
 
     # Rounds
 
-    def pause(self, mode: str = "abort", clear_cache: bool = True) -> "Future[Told] | None":
+    def pause(self, mode: str = "abort", clear_cache: bool = True) -> "Future[OperationResult] | None":
         """Stop running rounds.
 
         Args:
@@ -287,7 +287,7 @@ class RolloutEngine:
 
     # Weights
 
-    def init_transfer(self, info: dict[str, Any], index: int) -> "Future[Told] | None":
+    def init_transfer(self, info: dict[str, Any], index: int) -> "Future[OperationResult] | None":
         """Prepare for the updates that a trainer will send; an open update of an earlier trainer is ended.
 
         Args:
@@ -342,7 +342,7 @@ class RolloutEngine:
             raise WeightsRefused("drafter has no head to update")
         self._head = self._head_update()
 
-    def update_weights(self, info: dict[str, Any], checksum: bool = False) -> "Future[Told]":
+    def update_weights(self, info: dict[str, Any], checksum: bool = False) -> "Future[OperationResult]":
         """Write tensors of the open update; the tensors are read from files or received from the trainer's broadcast.
 
         Args:
@@ -355,7 +355,7 @@ class RolloutEngine:
         self._writing = self._worker.submit(self._answered, self._write, info)
         return self._writing
 
-    def finish_update(self, version: str | None = None, keep_kv: bool = False) -> "Finished | Future[Told]":
+    def finish_update(self, version: str | None = None, keep_kv: bool = False) -> "Finished | Future[OperationResult]":
         """End the open update: run rounds with the new weights, or draft with the new head.
 
         Args:

@@ -6,7 +6,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES = get_args(PauseMode)
 
 
-class Told(NamedTuple):
+class OperationResult(NamedTuple):
     """An engine's answer to an operation."""
 
     value: Any = None

@@ -90,7 +90,7 @@ class PoolMember:
                 raise
             self._end(keeps_host)
             self._back_off.lasted(lived_s)
-            pause_s = self._back_off.take()
+            pause_s = self._back_off.next_pause()
             logger.warning("Drafter %d of the pool %s, the next one starts in %.0f s", self.number, why, pause_s)
             await self._sleep(pause_s)
 

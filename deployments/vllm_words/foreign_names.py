@@ -18,5 +18,5 @@ def hint(option: str, write: Write = str) -> str | None:
     name = option.partition("=")[0].removeprefix("--no-").removeprefix("--").replace("-", "_")
     row = VLLM.get(name)
     if row is not None and row.kind != "same":
-        return written(row.says, write)
+        return written(row.description, write)
     return written(_PLACE, write) if name == PLACE else None

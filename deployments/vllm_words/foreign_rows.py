@@ -22,7 +22,7 @@ class Row(NamedTuple):
     """Handling of one option of another server."""
 
     kind: Literal["same", "becomes", "left out", "refused"]
-    says: str
+    description: str
     """Text about the option, for users; a name in braces is a setting of Wingbeat."""
     read: Read
     flag: bool = False
@@ -130,7 +130,7 @@ def translate(
         except ValueError as error:
             raise ValueError(f"{where(name)} {shown(value)}: {written(str(error), write)}") from None
         if row is not None and row.kind == "left out":
-            notes.append(f"{where(name)} is {written(row.says.partition('; else')[0], write)}")
+            notes.append(f"{where(name)} is {written(row.description.partition('; else')[0], write)}")
         for setting, given in found.items():
             if settings.setdefault(setting, given) != given:
                 raise ValueError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
@@ -56,7 +56,7 @@ class ReplicaWeights(ReplicaEngines):
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         """See `ReplicaEngines.operations`."""
-        return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.take}
+        return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.replace_engine}
 
     async def card(self) -> dict[str, Any]:
         """Return a description of the served weights, and of a replacement that is in progress."""
@@ -75,7 +75,7 @@ class ReplicaWeights(ReplicaEngines):
             return Weights(), problem
         return await asyncio.to_thread(self._inspect, folder)
 
-    async def take(self, weights: Weights, drain_s: float) -> Refusal | None:
+    async def replace_engine(self, weights: Weights, drain_s: float) -> Refusal | None:
         """Replace the engine by an engine with other weights; returns None on success.
 
         Args:
@@ -157,7 +157,7 @@ def refused_by(config: AppConfig) -> str | None:
         return (
             "engine_dir is given, whose engines contain the weights: build engines of the new weights and serve those"
         )
-    return first("refuses_weights", config)
+    return first_result("refuses_weights", config)
 
 
 async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:

@@ -9,7 +9,7 @@ from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 
 def _product(device: torch.device, shape: Shape) -> list[Tensor]:
     """Returns two products for each tile height: one stored in float32, and one added to a total."""
-    weight = AlikeWeight.of(random_numbers(31, 200, 1100, dtype=shape.dtype).to(device))
+    weight = AlikeWeight.wrap(random_numbers(31, 200, 1100, dtype=shape.dtype).to(device))
     bias, outs = random_numbers(32, 200, dtype=shape.dtype).to(device), []
     for count in (3, 20, 50, 100):
         rows = random_numbers(33, count, 1100, dtype=shape.dtype).to(device)

@@ -26,7 +26,7 @@ class AlikeWeight(NamedTuple):
     factor 2 is the maximum number of tiles of rows."""
 
     @classmethod
-    def of(cls, weight: Tensor) -> "AlikeWeight":
+    def wrap(cls, weight: Tensor) -> "AlikeWeight":
         """Wraps a weight [columns, inputs] without copying or reordering the weight."""
         return cls(weight, torch.zeros(2 * -(-len(weight) // STEP), dtype=torch.int32, device=weight.device))
 

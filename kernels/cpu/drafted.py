@@ -70,7 +70,7 @@ TreeFields = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Token ids, parents, depths, scores [num_reqs, num_nodes] and the number of valid nodes [num_reqs]."""
 
 
-class Sent(NamedTuple):
+class ReplyTensors(NamedTuple):
     """Tensors of a drafter's reply, by slot, in the memory where the drafter wrote them.
 
     All tensors are contiguous, on the host, and int64 except the scores.
@@ -83,7 +83,7 @@ class Sent(NamedTuple):
     committed_lens: Tensor | None
 
 
-class Present(NamedTuple):
+class SlotTensors(NamedTuple):
     """Present state of all slots, at constant addresses: int64 [num_slots or more] except the block tables."""
 
     epochs: Tensor
@@ -176,7 +176,7 @@ class DraftIntake:
         library: from `wingbeat.kernels.cpu.library`.
     """
 
-    def __init__(self, library: CDLL, present: Present, shape: Shape) -> None:
+    def __init__(self, library: CDLL, present: SlotTensors, shape: Shape) -> None:
         library.wingbeat_check_trees.argtypes = [POINTER(Answer), POINTER(TreeColumns)]
         library.wingbeat_check_trees.restype = c_int64
         library.wingbeat_take_trees.argtypes = [POINTER(Intake), c_void_p, c_void_p, POINTER(Taken)]
@@ -187,7 +187,7 @@ class DraftIntake:
         self._layout = Layout(
             tables.data_ptr(), tables.shape[1], shape.block_size, shape.last_position, not shape.chains
         )
-        self._bare = Sent((None,) * 5, None, None)
+        self._bare = ReplyTensors((None,) * 5, None, None)
         num_slots = len(present.epochs)
         self._useful, self._forced, self._kinds = (_numbers([0] * num_slots) for _ in range(3))
         self._sources: dict[int, _Source] = {}
@@ -199,9 +199,9 @@ class DraftIntake:
 
     def roots(self, slots: Tensor) -> TakenTrees:
         """Lays out bare roots for the sequences in `slots`, int64 [num_reqs]."""
-        return self.take(slots, None, self._bare)
+        return self.lay_out(slots, None, self._bare)
 
-    def check(self, slots: Tensor, wanted: Tensor, sent: Sent) -> TreeFields | None:
+    def check(self, slots: Tensor, wanted: Tensor, sent: ReplyTensors) -> TreeFields | None:
         """Returns one tree per decode, or None if no tree is usable. Sequences without a usable tree get a bare root.
 
         Args:
@@ -215,7 +215,9 @@ class DraftIntake:
         width = self._check(byref(answer), byref(TreeColumns.of(into)))
         return None if not width else (*(field[:, :width] for field in into[:4]), into[4])
 
-    def take(self, slots: Tensor, wanted: Tensor | None, sent: Sent, by: NodeChoice | None = None) -> TakenTrees | None:
+    def lay_out(
+        self, slots: Tensor, wanted: Tensor | None, sent: ReplyTensors, by: NodeChoice | None = None
+    ) -> TakenTrees | None:
         """Checks trees, selects the nodes to verify and lays them out as rows. Returns None if no tree is usable.
 
         Args:
@@ -237,7 +239,7 @@ class DraftIntake:
         self._take(source.reference, *room.addresses, self._taken_reference)
         return room.views(taken, num_reqs, source.num_nodes if by is not None else 0) if taken.believed else None
 
-    def _source(self, sent: Sent) -> "_Source":
+    def _source(self, sent: ReplyTensors) -> "_Source":
         """Returns the C++ description of a reply.
 
         The descriptions of the latest replies are kept, because a channel alternates between two reply buffers.
@@ -255,7 +257,7 @@ class _Source:
     """C++ description of a reply, with the intake parameters for its trees."""
 
     def __init__(
-        self, sent: Sent, present: Present, shape: Shape, layout: Layout, places: tuple[int, int, int]
+        self, sent: ReplyTensors, present: SlotTensors, shape: Shape, layout: Layout, places: tuple[int, int, int]
     ) -> None:
         self.sent = sent
         self.num_nodes = 1 if sent.trees[0] is None else sent.trees[0].shape[1]
@@ -270,7 +272,7 @@ class _Room:
     """Result buffers of one round. Views of them are kept, because creating views takes longer than the computation.
 
     Args:
-        block_tables: as in `Present`.
+        block_tables: as in `SlotState`.
         has_words: the results include ancestor words.
     """
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.choice import NativeChoice
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
-from wingbeat.kernels.cpu.drafted import DraftIntake, Present, Shape
+from wingbeat.kernels.cpu.drafted import DraftIntake, Shape, SlotTensors
 from wingbeat.kernels.cpu.group_forms import LAYOUTS
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import NoLibraryError, kept_in, open_library
@@ -226,7 +226,7 @@ class CpuKernels:
         """Creates a `NativeChoice`, which chooses tokens from rows of logits."""
         return NativeChoice(self._library)
 
-    def draft_intake(self, present: Present, shape: Shape) -> DraftIntake:
+    def draft_intake(self, present: SlotTensors, shape: Shape) -> DraftIntake:
         """Creates a `DraftIntake`, which checks drafted trees and lays them out."""
         return DraftIntake(self._library, present, shape)
 
@@ -241,7 +241,7 @@ class CpuKernels:
         """Grows a tree from each root. Returns the number of levels grown."""
         return self._drafts[type(head)].grow(*map(ctypes.byref, (head, sequences, roots)))
 
-    def answer(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
+    def answer_round(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
         """Runs `take_in` and `grow` for a round of a channel.
 
         Returns False, having done nothing, if the outcome does not fit the channel.

@@ -6,7 +6,7 @@ from torch import Tensor
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT6, GroupedWeight, Scales
 from wingbeat.kernels.packed.experts import Routes, experts_product
-from wingbeat.kernels.packed.matrix import PackedMatrix, lay, packed_product, unpack
+from wingbeat.kernels.packed.matrix import PackedMatrix, packed_product, to_step_layout, unpack
 
 _COLUMNS, _INPUTS, _EXPERTS = 96, 1024, 4
 
@@ -37,7 +37,7 @@ def of_every_form(device: torch.device, shape: Shape) -> list[Tensor]:
     chosen = torch.tensor([[0, 2], [3, 0], [2, 3], [0, 3], [2, 0]], device=device)
     found = []
     for weight in _weights():
-        matrix: PackedMatrix = lay(weight).to(device)
+        matrix: PackedMatrix = to_step_layout(weight).to(device)
         total = inputs[:, :_COLUMNS].contiguous()
         found += [packed_product(inputs, matrix), packed_product(inputs, matrix, bias, total, add=True)]
         found += [

@@ -29,6 +29,6 @@ def experts_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, rou
         if expert < 0:
             continue
         places, own = routes.order[first : last + 1], slice(expert * columns, (expert + 1) * columns)
-        weight = unpack(matrix.of(own), rows.dtype).float()
+        weight = unpack(matrix.select_columns(own), rows.dtype).float()
         out[places] = functional.linear(rows[places // choices].float(), weight, None if bias is None else bias[own])
     return out

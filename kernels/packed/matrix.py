@@ -85,7 +85,7 @@ class PackedMatrix(NamedTuple):
         moved = self.with_each(lambda part: part.to(device))
         return moved._replace(order=order, counters=self.counters.to(device))
 
-    def of(self, columns: slice | Tensor) -> "PackedMatrix":
+    def select_columns(self, columns: slice | Tensor) -> "PackedMatrix":
         """Returns some columns as a matrix; if `columns` is a slice, the result shares this matrix's memory."""
         return self.with_each(lambda part: part[:, columns])
 
@@ -102,12 +102,12 @@ class PackedMatrix(NamedTuple):
         return GroupedWeight(self.form, values, _scaled(self.scales, Tensor.t), minima, zeros, self.offset, order)
 
 
-def can_lay(weight: GroupedWeight) -> bool:
+def fits_step_layout(weight: GroupedWeight) -> bool:
     """Whether a weight fits the step layout: each group must consist of whole steps of the smallest size."""
     return weight.group % STEP_BYTES[-1] == 0 and weight.values.numel() > 0
 
 
-def lay(weight: GroupedWeight) -> PackedMatrix:
+def to_step_layout(weight: GroupedWeight) -> PackedMatrix:
     """Converts a weight to the step layout, on the weight's device."""
     inputs, halves = weight.values.shape[1], _halves(weight.form)
     size = next(size for size in STEP_BYTES if weight.group % size == 0)
@@ -180,7 +180,7 @@ def packed_product(
     at_once = max(_UNPACKED_AT_ONCE // matrix.inputs // LEAST_TILE * LEAST_TILE, LEAST_TILE)
     for begin in range(0, matrix.columns, at_once):
         columns = slice(begin, begin + at_once)
-        weight, part = unpack(matrix.of(columns), rows.dtype).t(), out[:, columns]
+        weight, part = unpack(matrix.select_columns(columns), rows.dtype).t(), out[:, columns]
         if add:
             part.addmm_(rows, weight)
         elif part.dtype == rows.dtype:
@@ -200,7 +200,7 @@ def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = No
     """
     if kernels := choice.compiled("packed_product", matrix.values):
         return kernels.unpack(matrix, dtype, columns)
-    chosen = matrix if columns is None else matrix.of(columns)
+    chosen = matrix if columns is None else matrix.select_columns(columns)
     return chosen._grouped(None).dense().to(dtype)
 
 
@@ -220,4 +220,4 @@ def _halves(form: Form) -> int:
 
 
 def _scaled(scales: Scales, change: Callable[[Tensor], Tensor]) -> Scales:
-    return Scales(change(scales.numbers), None if scales.by is None else change(scales.by))
+    return Scales(change(scales.numbers), None if scales.factors is None else change(scales.factors))

@@ -327,7 +327,7 @@ def _stride(matrix: PackedMatrix) -> int:
 
 
 def _constants(matrix: PackedMatrix) -> dict[str, Any]:
-    by = matrix.scales.by
+    by = matrix.scales.factors
     return {
         "GROUP": matrix.group,
         "OF_BY": 1 if by is None else len(matrix.scales.numbers) // len(by),

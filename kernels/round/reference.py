@@ -156,7 +156,7 @@ class WalkedTrees(NamedTuple):
     chosen: Tensor
     """int64 [num_reqs * num_nodes]: the target's choice after each node."""
     evidence: Tensor | None
-    """int64 [num_reqs, n]: copied into `SettledPaths.told`; or None."""
+    """int64 [num_reqs, n]: copied into `SettledPaths.host_summary`; or None."""
     draws: Draws | None = None
     """Source of drawn path lengths; None if the target decides."""
 
@@ -186,7 +186,7 @@ class SettledPaths(NamedTuple):
     """int64 [num_reqs * longest]: index of each path node in the flattened batch."""
     columns: Tensor
     """int64 [num_reqs, max_path]: columns of the tokens in the history."""
-    told: Tensor
+    host_summary: Tensor
     """int64 [num_reqs, 2 + max_path + longest + n], for the host: number of tokens, valid nodes, tokens, nodes and
     evidence."""
     sources: Tensor

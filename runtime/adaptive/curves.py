@@ -107,7 +107,7 @@ class Factors:
     def __init__(self) -> None:
         self._by_power: dict[int, Factor] = {}
 
-    def at(self, num_reqs: int) -> Factor | None:
+    def nearest(self, num_reqs: int) -> Factor | None:
         """Returns the factor of the nearest observed batch size; None before the first observation."""
         power = num_reqs.bit_length()
         nearest = min(self._by_power, key=lambda seen: abs(seen - power), default=None)
@@ -175,7 +175,7 @@ class RoundCosts:
 
         Until such a round was observed, the factor of drafted rounds is used.
         """
-        factor = self._plain.at(num_reqs) or self._verify.at(num_reqs)
+        factor = self._plain.nearest(num_reqs) or self._verify.nearest(num_reqs)
         return float(self.passes.seconds(num_reqs, np.zeros(1), context)[0]) * (factor.value if factor else 1.0)
 
     def verify_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
@@ -183,7 +183,7 @@ class RoundCosts:
 
         Arguments and result are those of `PassCurve.seconds`.
         """
-        factor = self._verify.at(num_reqs)
+        factor = self._verify.nearest(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 
     def text_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
@@ -191,17 +191,17 @@ class RoundCosts:
 
         Arguments and result are those of `verify_s`.
         """
-        factor = self._text.at(num_reqs) or self._plain.at(num_reqs) or self._verify.at(num_reqs)
+        factor = self._text.nearest(num_reqs) or self._plain.nearest(num_reqs) or self._verify.nearest(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:
         """Predicts the seconds, float64 [n], of waiting for trees of `levels` [n] levels for `num_reqs` sequences."""
-        factor = self._draft.at(num_reqs)
+        factor = self._draft.nearest(num_reqs)
         return self.drafts.seconds(num_reqs, levels, context) * (factor.value if factor else 1.0)
 
     def doubt(self, num_reqs: int) -> float:
         """Returns the standard error of the ratio of drafted to plain rounds' seconds, relative to this ratio."""
-        seen = (factors.at(num_reqs) for factors in (self._plain, self._verify))
+        seen = (factors.nearest(num_reqs) for factors in (self._plain, self._verify))
         return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:

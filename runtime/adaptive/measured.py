@@ -15,7 +15,7 @@ from wingbeat.runtime.adaptive.policy import HOLD, SpeculationPolicy
 from wingbeat.runtime.adaptive.pruning import DevicePruner
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Speculation, Trees
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
@@ -38,7 +38,7 @@ class MeasuredSpeculation(Speculation):
 
     def __init__(self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig) -> None:
         self._loaded, self._runner = loaded, runner
-        self._adaptive = first("host_speculation", runner) or AdaptiveSpeculation
+        self._adaptive = first_result("host_speculation", runner) or AdaptiveSpeculation
         self._config = config
         self._fixed = Speculation(config.speculation.max_path - 1)
         self.current: Speculation = self._fixed

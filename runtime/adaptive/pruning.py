@@ -66,7 +66,7 @@ class DevicePruner(Pruner):
         """See `Pruner.prune`; `acceptance.unpack_evidence` decodes the evidence."""
         index = torch.arange(trees.token_ids.shape[1], device=slots.device)
         valid = index < trees.num_valid[:, None]
-        # A round accepts at most `max_depth` drafted tokens, so deeper nodes are dropped; the table has no probabilities
+        # A round accepts at most `max_depth` drafted tokens, so deeper nodes are dropped. The table has no probability
         # for such depths.
         real = valid & (index > 0) & (trees.depths <= self.max_depth)
         up = trees.parents.clamp(min=0)

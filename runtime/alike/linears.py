@@ -17,9 +17,9 @@ class AlikeLinear(PackableLinear):
     multiplies = alike = True
     counters: Tensor
 
-    def lay(self) -> None:
-        """See `PackableLinear.lay`."""
-        self.__dict__["counters"] = AlikeWeight.of(self.weight.data).counters
+    def repack(self) -> None:
+        """See `PackableLinear.repack`."""
+        self.__dict__["counters"] = AlikeWeight.wrap(self.weight.data).counters
 
     def forward(self, input: Tensor) -> Tensor:
         """Multiplies [..., in] -> [..., out]."""
@@ -40,7 +40,7 @@ def lay_out_linears(module: nn.Module, deterministic: bool) -> None:
     for linear in module.modules() if deterministic else ():
         if type(linear) is nn.Linear and linear.weight.is_cuda:
             linear.__class__ = AlikeLinear
-            linear.lay()
+            linear.repack()
 
 
 def join_packed(linears: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor] | None:
@@ -48,4 +48,4 @@ def join_packed(linears: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor] | No
     if not all(isinstance(one, AlikeLinear) for one in linears):
         return None
     weight, bias = join_weights(linears)
-    return partial(AlikeWeight.of(weight).product, bias=bias, dtype=weight.dtype)
+    return partial(AlikeWeight.wrap(weight).product, bias=bias, dtype=weight.dtype)

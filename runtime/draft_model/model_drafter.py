@@ -30,7 +30,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import SharedTokens, VocabularyError, check_same_vocabulary
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Rows, Segment, joined
@@ -217,7 +217,7 @@ class ModelDrafter(StagedDrafter):
 
     def _tables(self, batch: DraftBatch) -> Tensor:
         """Block tables of all slots, shortened to the blocks of committed tokens."""
-        return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
+        return self.pool.table_columns(batch.block_tables, batch.max_committed_len - 1)
 
     def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
         """Rows of each chunk; every chunk is a segment of its own."""
@@ -295,7 +295,7 @@ def build_draft_model(
     try:
         check_same_vocabulary(*both)
     except VocabularyError:
-        if (shared := first("shared_tokens", *both)) is None:
+        if (shared := first_result("shared_tokens", *both)) is None:
             raise
     loaded = load_model(folder, options.dtype, torch.device(options.device))
     return ModelDrafter(loaded, speculation, target.vocab_size, graph_device_of(options, loaded.device), shared)

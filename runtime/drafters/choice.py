@@ -11,7 +11,7 @@ from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.tensor_files import read_fields, tensor_files
 
 EAGLE = DrafterKind(
@@ -80,9 +80,9 @@ class DrafterChoice(NamedTuple):
         return self.kind == CHECKPOINT or (self.drafts and KINDS[self.kind].modules is not None)
 
     @property
-    def remembers(self) -> bool:
+    def drafts_from_other_requests(self) -> bool:
         """Whether drafts may come from the texts of other requests."""
-        return self.kind in KINDS and KINDS[self.kind].remembers
+        return self.kind in KINDS and KINDS[self.kind].drafts_from_other_requests
 
     @property
     def can_use_gpu(self) -> bool:
@@ -122,7 +122,7 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         if model is None:
             return DrafterChoice(CHECKPOINT, DEMO_FOLDER / "drafter", "demo")
         folder = checkpoint_folder(model)
-        if (head := first("own_head", model)) is not None:
+        if (head := first_result("own_head", model)) is not None:
             return DrafterChoice(CHECKPOINT, head, head.parent.name)
         own = next((kind.name for kind in KINDS.values() if holds_modules(kind, folder)), None)
         return FALLBACK if own is None else DrafterChoice(own, own, own, automatic=True)

@@ -100,7 +100,7 @@ class DraftPool:
         self._private = private.view(self.num_slots, self.num_private)
         return True
 
-    def reaching(self, block_tables: Tensor, longest: int) -> Tensor:
+    def table_columns(self, block_tables: Tensor, longest: int) -> Tensor:
         """Return the columns of block tables [n, max_blocks_per_seq] that sequences of at most `longest` rows need."""
         return block_tables[:, : max(-(-longest // self.block_size), 1)]
 
@@ -125,7 +125,7 @@ class DraftPool:
         chunks, begin = [], 0
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             positions = torch.arange(start, start + length, device=self.device)
-            tables = self.reaching(batch.block_tables[slot : slot + 1], start + length)
+            tables = self.table_columns(batch.block_tables[slot : slot + 1], start + length)
             mapping = slot_mapping(tables, positions[None], self.block_size)[0]
             chunks.append(Chunk(slot, slice(begin, begin + length), positions, tables, mapping))
             begin += length

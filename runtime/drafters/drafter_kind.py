@@ -50,7 +50,7 @@ class DrafterKind(NamedTuple):
     """Name of these modules for users."""
     copies_text: bool = False
     """Whether the drafter copies earlier text and therefore ranks no candidates."""
-    remembers: bool = False
+    drafts_from_other_requests: bool = False
     """Whether drafts may come from the texts of other requests."""
     settings: tuple[DrafterSetting, ...] = ()
     check_settings: str | None = None

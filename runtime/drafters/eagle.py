@@ -76,7 +76,7 @@ class EagleDrafter(HeadDrafter):
         chunks = self.pool.chunks(batch)
         positions = [chunk.positions for chunk in chunks]
         slots, last_row = upload([batch.chunk_slots, [chunk.rows.stop - 1 for chunk in chunks]], self.device)
-        tables = self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots]
+        tables = self.pool.table_columns(batch.block_tables, batch.max_committed_len)[slots]
         pairs = _Pairs(
             tokens=batch.chunk_tokens(self.head),
             taps=batch.chunk_taps,
@@ -125,7 +125,7 @@ class EagleDrafter(HeadDrafter):
             PagedAttend(cache, pairs.slot_mapping, segments, self.head.scaling)
             for cache, segments in zip(self.pool.caches, by_layer, strict=True)
         ]
-        rotary, features = self.head.turned(pairs.rotated), self.head.fuse(pairs.taps.to(self.dtype))
+        rotary, features = self.head.flat_rotary(pairs.rotated), self.head.fuse(pairs.taps.to(self.dtype))
         hidden = self.head.run_layers(pairs.tokens, features, rotary, attends, pairs.last_rows)
         self.hidden[pairs.slots] = hidden.to(self.hidden.dtype)
 

@@ -20,7 +20,7 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, GrowthRule
 from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules
 from wingbeat.runtime.heads.contract import Continuations
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
 
@@ -304,7 +304,7 @@ class Growth:
             if drawn is None:
                 table = TreeTable(num_reqs, self.top_k, self.max_depth, device)
             else:
-                table = first("tree_table", drawn, num_reqs, self.top_k, device)
+                table = first_result("tree_table", drawn, num_reqs, self.top_k, device)
             self._tables[num_reqs] = table
         return self._tables[num_reqs]
 

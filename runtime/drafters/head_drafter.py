@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from wingbeat.runtime.drafters.base import DraftBatch, NextHead
 from wingbeat.runtime.drafters.head_passes import HeadPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.verifier.layers.linears import Packable, lay_out_linears
@@ -33,7 +33,7 @@ class HeadDrafter(StagedDrafter):
         if self.passes is not None:
             self.passes.resized()
         elif not self.fixed_shapes:
-            self.passes = first("draft_passes", self)
+            self.passes = first_result("draft_passes", self)
 
     def prepare_head(self, source: str) -> NextHead:
         """See `Drafter.prepare_head`."""
@@ -57,10 +57,10 @@ class HeadDrafter(StagedDrafter):
                 if tensor.data_ptr() != others[name].data_ptr():
                     tensor.copy_(others[name])
             return
-        if self.passes is not None:
+        if self.passes is not None:  # `prepared` is None if the head was prepared before the first verifier attached
             # `self.passes` exists only once a verifier is attached. If `prepare_head` ran earlier, `head.prepared` is
             # None although the passes need prepared weights, so the head is converted here.
-            self.passes.take(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
+            self.passes.use_weights(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
         self.head = head.head
 
     def _read_alike(self, head: Any) -> Any:

@@ -47,5 +47,5 @@ class HeadPasses(ABC):
         """
 
     @abstractmethod
-    def take(self, prepared: Any) -> None:
+    def use_weights(self, prepared: Any) -> None:
         """Use prepared weights from now on. If this method raises, the previous weights stay in use."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch, GrowthRule
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.chunk_inputs import ChunkInputs, joined
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
@@ -163,7 +163,7 @@ def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
     for _, outcome, header in rounds:
         if header.num_proposals:
             proposed = slice(start, start + header.num_proposals)
-            rules.append((proposed, first("growth_rule", outcome, header)))
+            rules.append((proposed, first_result("growth_rule", outcome, header)))
             start = proposed.stop
     return tuple(rules) if all(rule is not None for _, rule in rules) else ()
 

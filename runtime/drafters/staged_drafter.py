@@ -119,14 +119,14 @@ class StagedDrafter(Drafter):
             *(slots, batch.decode_positions, batch.decode_num_tokens, batch.decode_token_ids, batch.decode_taps),
             position_deltas=None if batch.position_deltas is None else batch.position_deltas[slots],
         )
-        self._commit_decodes(rows, self.pool.reaching(batch.block_tables, batch.max_committed_len))
+        self._commit_decodes(rows, self.pool.table_columns(batch.block_tables, batch.max_committed_len))
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot; see `Drafter.propose`."""
         if self._stages is not None:
             return self._stages.propose(batch.without_commits())
         roots = self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
-        block_tables = self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
+        block_tables = self.pool.table_columns(batch.block_tables, batch.max_committed_len - 1)
         return self._grow(roots, block_tables, batch.growth_rules)
 
     @abstractmethod

@@ -14,7 +14,7 @@ from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
@@ -75,7 +75,7 @@ def assemble(
     graph_device = None if graph_device is None else backend.graph_device(graph_device)
     make_runner = ModelRunner
     if loaded.device.type == "cpu" and graph_device is None and False not in (on_host, backend.on_host):
-        make_runner = first("host_round", kv_dtype(config, loaded.dtype)) or ModelRunner
+        make_runner = first_result("host_round", kv_dtype(config, loaded.dtype)) or ModelRunner
     runner = make_runner(
         model=model,
         cache=cache,
@@ -91,8 +91,8 @@ def assemble(
         raise ValueError(
             "deterministic is True: the verifier was not loaded as deterministic, or its rounds have fixed shapes"
         )
-    policy = first("speculation", loaded, runner, config) or Speculation(config.speculation.max_path - 1)
-    texts = first("text_drafts", config, policy)
+    policy = first_result("speculation", loaded, runner, config) or Speculation(config.speculation.max_path - 1)
+    texts = first_result("text_drafts", config, policy)
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,

@@ -245,7 +245,7 @@ class DrafterClient(RoundObserver):
         masks = write_root_masks(outcome, self._asked, flight if before is None or before.live else before)
         writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
-        rules = self.slots.told_rules
+        rules = self.slots.published_rules
         ruled = rules.kinds(self._asked) if rules.ruled else 0
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:

@@ -35,7 +35,7 @@ class RecordedContexts:
         """Starts recording the taps of a request's prompt, no token of which may come from the prefix cache."""
         self.recording[request_id] = []
 
-    def take(self, request_id: str) -> Tensor:
+    def end_recording(self, request_id: str) -> Tensor:
         """Ends a recording and returns taps [num_tokens, taps_size] on the host."""
         return torch.cat([self._nothing(), *self.recording.pop(request_id, [])])
 

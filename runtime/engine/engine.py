@@ -66,10 +66,10 @@ class Engine:
         self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
-        self.remembers = parts.texts is not None
+        self.drafts_from_other_requests = parts.texts is not None
         """Whether draft trees may be built from the text of other requests, independent of the attached drafter."""
         # Overlap is off by default with text drafts, because extending a text requires the latest tokens on the host.
-        overlaps = loaded.device.type != "cpu" and not self.remembers
+        overlaps = loaded.device.type != "cpu" and not self.drafts_from_other_requests
         self.overlap = overlaps if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
         own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
@@ -91,7 +91,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
-            **self.loaded.told_to_drafters(self.needs.embedding_width if self.needs.keeps_context else None),
+            **self.loaded.channel_fields(self.needs.embedding_width if self.needs.keeps_context else None),
         )
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None:

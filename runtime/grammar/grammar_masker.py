@@ -10,7 +10,7 @@ import numpy as np
 
 from wingbeat.runtime.grammar import certain_text
 from wingbeat.runtime.grammar.vocabulary import Vocabulary
-from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
+from wingbeat.runtime.scheduling.request import GrammarSpec, RequestTooExpensive
 from wingbeat.runtime.scheduling.sequence import NothingAllowed
 
 if TYPE_CHECKING:
@@ -71,19 +71,19 @@ class GrammarMasker:
     Drafted nodes are followed with copies of the text's matcher; a copy takes microseconds. Matchers are never rolled
     back, because llguidance 1.9.1 may return masks of the abandoned path after a rollback. llguidance limits the
     computation of each call, and a matcher that has exceeded a limit cannot be used any more. A request whose grammar
-    takes too much time ends with `TooDear` at its next token.
+    takes too much time ends with `RequestTooExpensive` at its next token.
 
     Args:
         output_token_ids: tokens of the answer that another engine generated before.
 
     Raises:
         ValueError: these tokens do not match the grammar.
-        TooDear: matching these tokens takes too long.
+        RequestTooExpensive: matching these tokens takes too long.
     """
 
     def __init__(self, grammar: RequestGrammar, output_token_ids: Sequence[int] = ()) -> None:
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
-        self.problem: TooDear | None = None
+        self.problem: RequestTooExpensive | None = None
         """Error with which the request will end at its next token; None if there is no problem."""
         self._matcher = grammar.matcher()
         self._spent_s = 0.0
@@ -123,7 +123,7 @@ class GrammarMasker:
         # If a matcher refuses a token that its own mask allows, the matcher has exceeded a limit. llguidance 1.9.1 does
         # not report the limit in this case.
         if self._matcher.is_error() or (masked and not fits):
-            raise self._too_dear()
+            raise self._too_expensive()
         if not fits:
             raise ValueError(f"token {token_id} does not match the grammar")
         self._foretold(token_id)
@@ -227,7 +227,7 @@ class GrammarMasker:
             if self._matcher.is_error():
                 self._root[:] = 0
                 if _NOTHING_FITS not in self._matcher.get_error():
-                    self.problem = self._too_dear()
+                    self.problem = self._too_expensive()
         return self._root if self.problem is None else None
 
     def _fill_tree(self, matcher: "LLMatcher", token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -286,10 +286,12 @@ class GrammarMasker:
         """
         self._spent_s += seconds
         if self._spent_s > MOST_AT_ONCE_S:
-            self.problem = self._too_dear()
+            self.problem = self._too_expensive()
 
-    def _too_dear(self) -> TooDear:
-        return TooDear(f"{self._grammar.spec.field} takes more computing or memory for each token than it may")
+    def _too_expensive(self) -> RequestTooExpensive:
+        return RequestTooExpensive(
+            f"{self._grammar.spec.field} takes more computing or memory for each token than it may"
+        )
 
 
 def _num_allowed(matcher: "LLMatcher", token_ids: list[int]) -> int:

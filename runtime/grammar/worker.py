@@ -23,7 +23,7 @@ from wingbeat.runtime.grammar.compiler import compile_spec, lark_of_spec
 from wingbeat.runtime.grammar.grammar_masker import GrammarMasker, RequestGrammar
 from wingbeat.runtime.grammar.verdict import Verdict
 from wingbeat.runtime.grammar.vocabulary import Vocabulary, vocabulary
-from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
+from wingbeat.runtime.scheduling.request import GrammarSpec, RequestTooExpensive
 
 MOST_WALL_S = 60
 NUM_STEPS = 64
@@ -98,7 +98,7 @@ def verdict_of(spec: GrammarSpec, tokens: Vocabulary) -> Verdict:
         grammar = compile_spec(tokens, spec, lark)
         for seed in range(3):
             _walk(grammar, Random(seed), again=seed == 0)
-    except (ValueError, TooDear) as error:
+    except (ValueError, RequestTooExpensive) as error:
         return Verdict(str(error), "")
     return Verdict("", lark)
 
@@ -112,7 +112,7 @@ def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:
 
     Raises:
         ValueError: the grammar matches no text.
-        TooDear: following the text takes too long.
+        RequestTooExpensive: following the text takes too long.
     """
     masker, tokens = GrammarMasker(grammar), grammar.vocabulary
     masks, last = np.zeros((1, tokens.num_words), np.int32), -1

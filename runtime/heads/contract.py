@@ -136,7 +136,7 @@ class DraftHead(nn.Module, ABC):
         """
         return self.rotary(axes[0])
 
-    def turned(self, rotated: Tensor) -> Rotary:
+    def flat_rotary(self, rotated: Tensor) -> Rotary:
         """Rotary factors of flat rows at RoPE positions int64 [T], or [3, T] if some positions have three axes."""
         return self.rotary(rotated) if rotated.dim() == 1 else self.rotary_in_grids(rotated)
 

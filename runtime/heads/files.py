@@ -17,7 +17,7 @@ from torch import Tensor
 from wingbeat.runtime import config_numbers
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import first_line
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields, weight_files
 
 _SIGNS_OF_CODE = ("GLOBAL ", "Can only create", "Can only build", "unrecognized function", "must be imported")
@@ -124,7 +124,7 @@ def _apart(hook: str, folder: Path) -> Any:
     formats.
     """
     try:
-        return first(hook, folder)
+        return first_result(hook, folder)
     except ModelCheckpointError as error:
         raise DamagedCheckpointError(str(error)) from error
 

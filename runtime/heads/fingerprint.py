@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 
 _SAMPLES = 32
 _SAMPLE_BYTES = 4096
@@ -29,7 +29,7 @@ def checkpoint_fingerprint(source: Path) -> str:
         ModelCheckpointError: as `checkpoint_folder`.
     """
     digest, folder = hashlib.sha256(), checkpoint_folder(source)
-    files = first("files_of", folder)
+    files = first_result("files_of", folder)
     if files is None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kept = {name: value for name, value in config.items() if name not in _FREE_FIELDS}

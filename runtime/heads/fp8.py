@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.grouped_weight import E4M3, GroupedWeight, Scales
 from wingbeat.runtime.heads.layer import DecoderHead
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 LARGEST = 448.0
@@ -33,9 +33,9 @@ def use_fp8(head: DecoderHead) -> None:
     for linear in [module for module in head.modules() if isinstance(module, nn.Linear)]:
         weight = to_fp8(linear.weight)
         packs = place.device.type == "cuda"
-        held = first("pack_weight", linear, weight, linear.bias, place) if packs else None
+        held = first_result("pack_weight", linear, weight, linear.bias, place) if packs else None
         if held is None:
             linear.weight.copy_(weight.dense())
             continue
         linear.weight = nn.Parameter(linear.weight.new_full((), float("nan")).expand(linear.weight.shape), False)
-        first("keep_packed", linear, held)
+        first_result("keep_packed", linear, held)

@@ -16,7 +16,7 @@ from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
 from wingbeat.runtime.heads.layer import DEFAULT_ROPE_THETA
 from wingbeat.runtime.heads.layouts import Family, Layout, Theta, UnsupportedCheckpointError
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of a checkpoint's tensors by name in the file."""
@@ -53,7 +53,7 @@ def head_config(
             )
         fields, kind = _decoder_fields(raw, body, layout, shapes, target_hidden_size), EagleHeadConfig
         if body.get("kv_lora_rank") is not None or f"{layout.layer}self_attn.kv_b_proj.weight" in shapes:
-            if (compressed := first("compressed_head", body, layout, shapes)) is None:
+            if (compressed := first_result("compressed_head", body, layout, shapes)) is None:
                 raise CheckpointError("a head with compressed attention (MLA) is not supported")
             kind, fields = compressed[0], fields | compressed[1]
         return kind(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wingbeat.runtime.heads.files import object_field
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 
 _FIELDS = ("quantization_config", "compression_config")
 _QUANTISED = re.compile(
@@ -51,7 +51,7 @@ def _quantised(raw: Mapping[str, Any], names: Iterable[str]) -> Any:
     name = next((name for name in names if _QUANTISED.search(name)), None)
     if not settings and name is None:
         return None
-    if (reader := first("quantised_head", settings)) is None:
+    if (reader := first_result("quantised_head", settings)) is None:
         way = f"quant_method={settings.get('quant_method')!r}" if settings else name
         raise UnsupportedCheckpointError(
             f"a head quantised by {way} is not supported: no installed part reads quantised weights"

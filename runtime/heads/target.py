@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class TargetDescription:
         """Functions that read embedding and output matrix, by name, if an optional part reads the checkpoint's format;
         else empty.
         """
-        return first("lent_tensors", self.path) or {}
+        return first_result("lent_tensors", self.path) or {}
 
     def _names_ending(self, suffix: str) -> list[str]:
         # The shortest name comes first, because it is the name of the model's tensor; copies in MTP modules have longer

@@ -81,7 +81,7 @@ class CacheLog:
         for block_hash in split_hashes(changes.cached):
             self.cached(block_hash)
 
-    def take(self) -> CacheChanges | None:
+    def drain(self) -> CacheChanges | None:
         """Returns and clears the changes since the last call; None if nothing has changed."""
         if not (self._cleared or self._dropped or self._cached):
             return None

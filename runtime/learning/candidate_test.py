@@ -75,7 +75,7 @@ class CandidateTest:
         self._groups = TextGroups(torch.stack(texts) if texts else torch.zeros(0, WIDTH))
         self.gate = Gate(self.number, self._margin, self._chain + 1, self._groups.count)
         for text, new, old in self._seen:
-            self.gate.see(new, old, self._groups.of(text))
+            self.gate.see(new, old, self._groups.find_group(text))
 
     @property
     def done(self) -> bool:
@@ -111,4 +111,4 @@ class CandidateTest:
         if new is not None and old is not None:
             text = histogram(record.token_ids)
             self._seen.append((text, new, old))
-            self.gate.see(new, old, self._groups.of(text))
+            self.gate.see(new, old, self._groups.find_group(text))

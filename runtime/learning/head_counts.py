@@ -118,7 +118,7 @@ class CountedSince:
         self._pid = 0
         self._before: dict[int, Accepted] = {}
 
-    def take(self, pid: int, by_head: dict[int, tuple[int, ...]]) -> dict[int, Accepted]:
+    def since_last_call(self, pid: int, by_head: dict[int, tuple[int, ...]]) -> dict[int, Accepted]:
         """Counts since the previous call, by version; versions without new rounds are left out."""
         now = {number: Accepted(*counts) for number, counts in by_head.items()}
         before = self._before if pid == self._pid else {}

@@ -6,7 +6,7 @@ from wingbeat.runtime.heads.layouts import Family as EagleFamily
 from wingbeat.runtime.heads.load import read_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.learning.settings import LearnerSettings
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.families import FAMILIES
 from wingbeat.runtime.training.family import TrainedHead
@@ -18,7 +18,7 @@ def family_name(folder: Path) -> str:
     Raises:
         CheckpointError: the folder holds no head that can be read.
     """
-    if (found := first("family_of_head", folder)) is not None:
+    if (found := first_result("family_of_head", folder)) is not None:
         return found
     return "eagle1" if read_checkpoint(folder).layout.family is EagleFamily.EAGLE1 else "eagle3"
 

@@ -55,7 +55,7 @@ class TextGroups:
         """Number of groups that are judged."""
         return len(self._group_of)
 
-    def of(self, histogram: Tensor) -> int | None:
+    def find_group(self, histogram: Tensor) -> int | None:
         """Group of a text, from 0 on; None if its group is not judged."""
         return self._group_of.get(int((self._centres @ histogram).argmax()))
 

@@ -17,7 +17,7 @@ from wingbeat.kernels.lora.adapters import add_adapters
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter import AdapterError, LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, SwappedLayer
@@ -101,7 +101,7 @@ class ModelAdapters(AdapterPlaces):
             for part, path in enumerate(group):
                 self._places[f"{name}.{path}"] = _Place(stack, part)
                 linear = linears[path]
-                add = first("adapt_product", linear) or add_adapters
+                add = first_result("adapt_product", linear) or add_adapters
                 linear.__dict__["_adapters"] = _Adapters(self, stack.part(part), add)
                 linear.__class__ = adapted_class(type(linear))
         if joined:

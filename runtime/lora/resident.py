@@ -36,8 +36,8 @@ class ResidentAdapters:
         self._held: OrderedDict[str, _Resident] = OrderedDict()
         """Held adapters by digest, least recently used first."""
 
-    def take(self, request: Request) -> int | None:
-        """See `Seats.take`."""
+    def reserve(self, request: Request) -> int | None:
+        """See `Seats.reserve`."""
         return 0 if request.variant is None else self.acquire(request.variant)
 
     def give_back(self, request: Request) -> None:

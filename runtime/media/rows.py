@@ -69,8 +69,8 @@ class MediaPart(SpanReader):
         """See `ModelPart.seconds`."""
         return self.encoder.device_clock.seconds
 
-    def told(self, width: int) -> dict[str, int]:
-        """See `SpanReader.told`."""
+    def channel_fields(self, width: int) -> dict[str, int]:
+        """See `SpanReader.channel_fields`."""
         return {"embedding_width": width, "num_axes": 3 if self.family.rotates_in_grids else 0}
 
     def check(self, request: Request, most_at_once: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from wingbeat.runtime.file_lock import locked
 from wingbeat.runtime.interpreter import module_command
 from wingbeat.runtime.named_models.table import NamedModel, named_model
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def folder_of(source: Path) -> Path | None:
         FetchError: the model is not on this machine and cannot be downloaded.
     """
     model = named_model(source)
-    return None if model is None else first("folder_of", fetched(model))
+    return None if model is None else first_result("folder_of", fetched(model))
 
 
 def fetched(model: NamedModel) -> Path:

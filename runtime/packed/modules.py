@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.packed.experts import experts_product
-from wingbeat.kernels.packed.matrix import PackedMatrix, can_lay, lay, layout_of, packed_product, side_by_side, unpack
+from wingbeat.kernels.packed.matrix import (
+    PackedMatrix,
+    fits_step_layout,
+    layout_of,
+    packed_product,
+    side_by_side,
+    to_step_layout,
+    unpack,
+)
 from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear, product
 
 if TYPE_CHECKING:
@@ -196,7 +204,7 @@ def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Callable[[Tensor],
         return first.held, bias
     matrix, begin = side_by_side([one.held for one in linears]), 0
     for one in linears:
-        one.__dict__["held"] = matrix.of(slice(begin, begin + one.out_features))
+        one.__dict__["held"] = matrix.select_columns(slice(begin, begin + one.out_features))
         begin += one.out_features
     return matrix, bias
 
@@ -211,9 +219,9 @@ def pack_weight(
 ) -> PackedMatrix | None:
     """See `runtime.parts`."""
     may_be = type(module) is nn.Linear or (isinstance(module, nn.Embedding) and weight.order is None)
-    if place.device.type not in DEVICES or not may_be or not can_lay(weight):
+    if place.device.type not in DEVICES or not may_be or not fits_step_layout(weight):
         return None
-    return lay(weight.to(place.device))
+    return to_step_layout(weight.to(place.device))
 
 
 def pack_experts(
@@ -223,7 +231,7 @@ def pack_experts(
     if place.device.type not in DEVICES:
         return None
     firsts = [read(kind, 0)[0] for kind in (*gated, "down")]
-    if any(not can_lay(one) or one.order is not None for one in firsts):
+    if any(not fits_step_layout(one) or one.order is not None for one in firsts):
         return None
 
     def of_all(kinds: Sequence[str]) -> tuple[PackedMatrix | None, Tensor | None]:
@@ -231,7 +239,7 @@ def pack_experts(
         for expert in range(count):
             for kind in kinds:
                 weight, bias = read(kind, expert)
-                laid.append(lay(weight.to(place.device)))
+                laid.append(to_step_layout(weight.to(place.device)))
                 biases += [] if bias is None else [bias.to(place.device).float()]
         return side_by_side(laid), torch.cat(biases) if biases else None
 

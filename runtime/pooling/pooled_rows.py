@@ -59,7 +59,7 @@ class PromptPooling(Feature):
         finally:
             hook.remove()
 
-    def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
+    def reported_values(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
         """Returns the sum or the last row of each pooled chunk, as int64 [num_parts, hidden_size] with the bits of
         float64 values.
 

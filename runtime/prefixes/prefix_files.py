@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from wingbeat.kernels.replaced_file import replacing
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.prefixes.contents import Contents
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
@@ -139,7 +139,7 @@ def _read_span(fields: Mapping[str, Any]) -> PromptSpan:
 
     Raises ValueError, KeyError or TypeError if the fields are not those of `PromptSpan.as_fields`.
     """
-    span = first("read_span", fields)
+    span = first_result("read_span", fields)
     if span is None:
         raise ValueError("this server cannot read its spans")
     return span

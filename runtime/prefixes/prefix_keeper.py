@@ -328,7 +328,7 @@ class PrefixKeeper:
         """Ends the computation of a prefix; returns its entry and the recorded taps."""
         if self._states is not None:
             self._states.marks.pop(request_id, None)
-        taps = self._engine.contexts.take(request_id) if self._engine.needs.keeps_context else None
+        taps = self._engine.contexts.end_recording(request_id) if self._engine.needs.keeps_context else None
         return self._computing.pop(request_id), taps
 
     def _num_pinned_of(self, prefix: SavedPrefix) -> int:

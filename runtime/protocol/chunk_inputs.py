@@ -46,10 +46,6 @@ class ChunkInputs(NamedTuple):
         """Copies the inputs to a device."""
         return ChunkInputs(*(part.to(device, non_blocking=non_blocking) for part in self))
 
-    def of(self, rows: slice) -> "ChunkInputs":
-        """Returns the inputs of a slice of the pairs."""
-        return ChunkInputs(*(part[rows] for part in self))
-
     def positions(self, plain: Tensor) -> Tensor:
         """Maps positions of pairs, int64 [num_tokens], to rotary positions, int64 [num_tokens] or [3, num_tokens]."""
         return self.axes.T if self.axes.shape[1] else plain

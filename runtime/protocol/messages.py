@@ -108,9 +108,9 @@ class AcceptedPaths(NamedTuple):
     """int64 [num_decodes, max_path]: columns of the token history into which the emitted tokens are written; None if
     the device did not compute them."""
     packed: Tensor | None = None
-    """int64 [num_decodes, n]: the tensors of `told` side by side; None if the device did not pack them."""
+    """int64 [num_decodes, n]: the tensors of `downloads` side by side; None if the device did not pack them."""
 
-    def told(self) -> dict[str, Tensor]:
+    def downloads(self) -> dict[str, Tensor]:
         """Returns the tensors that are downloaded to the host, by name."""
         names = ("num_tokens", "num_valid", "token_ids", "nodes", "evidence", "logprobs")
         return {name: part for name in names if (part := getattr(self, name)) is not None}

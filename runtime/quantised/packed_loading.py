@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.grouped_weight import E4M3, GroupedWeight
 from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.loading.mapped_files import give_back_freed
@@ -95,7 +95,7 @@ def load_packed(
         _check_finite(weight, f"tensor {name}", config)
         layer = name.removesuffix(".weight")
         bias = state.get(f"{layer}.bias")
-        held = None if place is None else first("pack_weight", modules.get(layer), weight, bias, place)
+        held = None if place is None else first_result("pack_weight", modules.get(layer), weight, bias, place)
         if held is None:
             state[name] = _dense(weight, place)
         else:
@@ -123,7 +123,7 @@ def _keep(model: "PreTrainedModel", kept: Mapping[str, Any]) -> None:
     for name, held in kept.items():
         module = modules[name.removesuffix(".weight")]
         for one in (head, embedding) if is_tied and module in (head, embedding) else (module,):
-            first("keep_packed", one, held)
+            first_result("keep_packed", one, held)
 
 
 def _load_experts(
@@ -150,7 +150,7 @@ def _load_experts(
             raise ModelCheckpointError(f"{config.folder}: {name} holds {own.count} experts, {count} are expected")
     read = partial(_read_expert, config, name, own, shapes)
     grouped = all(isinstance(own.read(kind, 0), GroupedWeight) for kind in (*own.gated, "down"))
-    held = first("pack_experts", own.count, own.gated, read, place) if place is not None and grouped else None
+    held = first_result("pack_experts", own.count, own.gated, read, place) if place is not None and grouped else None
     for parameter, kinds in parameters.items():
         if held is not None:
             state[parameter] = _placeholder(shell.get_parameter(parameter).shape, place)

@@ -62,7 +62,7 @@ class FrozenVerifier:
         """Computes logits and taps of sequences, int64 [batch, length]."""
         self._taps.clear()
         logits = self.model(input_ids=token_ids, use_cache=False).logits
-        return Observation(logits, torch.cat(self._taps.take(), dim=-1))
+        return Observation(logits, torch.cat(self._taps.drain(), dim=-1))
 
     @torch.no_grad()
     def continue_text(

@@ -127,7 +127,7 @@ class ServedWeights:
         if self._shards is not None:
             if self._shards.tell is not None:
                 self._shards.tell(name, value)
-            value = self._shards.part(name, value)
+            value = self._shards.shard_of(name, value)
         for module, attribute in self._places[name]:
             if not isinstance(module, PackableLinear):
                 module.get_parameter(attribute).data.copy_(value)

@@ -79,7 +79,7 @@ class ForwardBuffers:
         """Reduces the trees in rows int64 [n] of the latest result to their roots."""
         self._small[num_nodes][_NUM_VALID][rows] = 1
 
-    def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
+    def latest_result(self, slots: Tensor, num_nodes: int) -> ForwardResult:
         """Returns views of the latest result. `slots`, int64 [num_reqs], must be in the order of the pass.
 
         Rows of padding slots hold values of earlier passes.
@@ -175,7 +175,7 @@ class ChunkBuffers:
             if part is not None:
                 into[: len(part)].copy_(part)
 
-    def take(self, num_pieces: int, num_samples: int, num_tokens: int) -> ModelOutput:
+    def latest_output(self, num_pieces: int, num_samples: int, num_tokens: int) -> ModelOutput:
         """Returns logits [num_samples, vocab_size] of the chunks that sample, and taps [num_tokens, taps_size].
 
         The output is valid until the next round.

@@ -278,7 +278,7 @@ class PathAcceptance:
             tree_token_ids=None if tree is None else tree.token_ids,
             tree_parents=None if tree is None else tree.parents,
             columns=settled.columns,
-            packed=settled.told,
+            packed=settled.host_summary,
         )
 
     def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:

@@ -214,7 +214,7 @@ class DecodeGraphs:
         self._chunks.put(own, num_pieces)
         self._replay(runner, rows, bucket)
         num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
-        return self._chunks.take(num_pieces, num_samples, num_tokens)
+        return self._chunks.latest_output(num_pieces, num_samples, num_tokens)
 
     def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
         # removed before the replay, because the inputs' content is undefined if the replay raises
@@ -286,7 +286,7 @@ class DecodeGraphs:
 
     def _choice_stage(self, num_nodes: int, choosing: Choosing) -> Callable[[SlotInputs], AcceptedPaths]:
         def stage(inputs: SlotInputs) -> AcceptedPaths:
-            return self.fixed.decide(self._buffers.take(inputs.slots, num_nodes), choosing)
+            return self.fixed.decide(self._buffers.latest_result(inputs.slots, num_nodes), choosing)
 
         return stage
 

@@ -67,7 +67,7 @@ class RoundInFlight:
     """Taps [num_chunk_tokens, taps_size] of the chunks, in the order of the plan."""
     times: RoundTimes
     download: Download
-    told: tuple[str, ...] = ()
+    downloaded_names: tuple[str, ...] = ()
     """Names of the tensors in `download`, in order."""
     asking: dict[int, int] = field(default_factory=dict)
     """Row in `RoundResult.logprobs` of each decode whose request wants token reports; keys are decodes."""
@@ -135,7 +135,7 @@ class RoundInFlight:
         return {seq.slot: token_ids for seq, token_ids in (*decoded, *sampled)}
 
     def _result(self) -> RoundResult:
-        told = dict(zip(self.told, self.download.wait(), strict=True))
+        told = dict(zip(self.downloaded_names, self.download.wait(), strict=True))
         left, counts = iter(told["sampled"].tolist() if "sampled" in told else ()), told["num_tokens"].tolist()
         return RoundResult(
             token_ids=[row[:count] for row, count in zip(told["token_ids"].tolist(), counts, strict=True)],
@@ -171,7 +171,7 @@ class RoundObserver:
         """Called when the verifier's weights were replaced; no round is in flight."""
 
 
-NOTHING_TOLD: Mapping[str, Tensor] = {}
+NO_VALUES: Mapping[str, Tensor] = {}
 
 
 class FirstTokens(NamedTuple):
@@ -183,8 +183,8 @@ class FirstTokens(NamedTuple):
     """Taps [num_chunk_tokens, taps_size] of the chunks, in the order of the plan."""
     logprobs: Tensor | None = None
     """See `RoundResult.chunk_logprobs`."""
-    told: Mapping[str, Tensor] = NOTHING_TOLD
-    """Tensors that `Feature.told` of all features returned."""
+    reported_values: Mapping[str, Tensor] = NO_VALUES
+    """Tensors that `Feature.reported_values` of all features returned."""
 
 
 def epochs_of(plan: SchedulerOutput) -> list[int]:
@@ -206,10 +206,10 @@ def launched_round(
         forward_s: host seconds in the forward pass.
         asking: decodes that have a row in `accepted.logprobs`; None if all decodes have a row.
     """
-    told = accepted.told()
+    told = accepted.downloads()
     if accepted.packed is None:
         told |= {"sampled": first.sampled} | ({} if first.logprobs is None else {"chunk_logprobs": first.logprobs})
-        told |= first.told
+        told |= first.reported_values
     rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,
@@ -219,7 +219,7 @@ def launched_round(
         chunk_taps=first.taps,
         times=RoundTimes(forward_s),
         download=Download(list(told.values()), accepted.packed, stays=asking is not None),
-        told=tuple(told),
+        downloaded_names=tuple(told),
         asking={row: index for index, row in enumerate(rows) if plan.decodes[row].reports is not None},
         num_targets=[len(chunk.prompt_targets()) for chunk in plan.chunks],
         by_text=plan.with_texts(),

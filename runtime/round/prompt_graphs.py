@@ -83,7 +83,10 @@ class PromptGraphs:
         self._buffers.put(own, bucket.num_reqs)
         runner.replay(bucket, bucket.num_reqs)
         num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
-        said, forward_s = self._buffers.take(bucket.num_reqs, num_samples, num_tokens), time.perf_counter() - started
+        said, forward_s = (
+            self._buffers.latest_output(bucket.num_reqs, num_samples, num_tokens),
+            time.perf_counter() - started,
+        )
         rooted(None, masks)
         return ForwardResult(None, ModelOutput(said.logits[:0], None), None, said, forward_s)
 

@@ -309,7 +309,7 @@ class Feature:
         Tensor shapes must depend on the arguments' shapes alone, so that the method can be captured.
         """
 
-    def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
+    def reported_values(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
         """Returns int64 tensors by name, which are downloaded with the tokens of a round that has prompt chunks.
 
         The tensor named `reported`, [num_reported_chunks, n], holds a row for each chunk with a `report`: the values

@@ -17,7 +17,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.allowed_tokens import TokenMasks
@@ -109,7 +109,9 @@ class ModelRunner:
             TokenChooser(slots, most_rows, self.max_depth),
             PathAcceptance(slots, self.cache, builder, config),
             TreeInbox(slots, config.speculation.num_nodes, chains=config.speculation.draft_top_k == 1),
-            first("pruner", slots.spare + 1, self.max_depth, slots.device) if config.speculation.adaptive else None,
+            first_result("pruner", slots.spare + 1, self.max_depth, slots.device)
+            if config.speculation.adaptive
+            else None,
         )
 
     @property
@@ -213,7 +215,7 @@ class ModelRunner:
         logprobs = self._chunk_logprobs(plan, sampling, sampled, chunks.logits)
         told: dict[str, Tensor] = {}
         for feature in self.builder.features:
-            told |= feature.told(plan)
+            told |= feature.reported_values(plan)
         return FirstTokens(sampled, chunks.taps, logprobs, told)
 
     def _chunk_logprobs(

@@ -10,7 +10,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.processors import ProcessorTables
-from wingbeat.runtime.round.told_rules import ToldRules
+from wingbeat.runtime.round.published_rules import PublishedRules
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
@@ -42,7 +42,7 @@ class SlotState:
         self.processors = ProcessorTables(
             config.max_num_seqs, config.speculation.num_nodes, vocab_size, eos_token_ids, device
         )
-        self.told_rules = ToldRules(config.max_num_seqs, device)
+        self.published_rules = PublishedRules(config.max_num_seqs, device)
         self.vocab_size = vocab_size
         self.device = device
         self.spare = config.max_num_seqs
@@ -79,7 +79,7 @@ class SlotState:
         Most columns seldom change; columns that have not changed since they were written to this buffer are left out.
         """
         copies = [(getattr(outcome, name), by_slot) for name, by_slot in self._ends.items()]
-        rules, whole = self.told_rules, (outcome.epochs.data_ptr(), "all")
+        rules, whole = self.published_rules, (outcome.epochs.data_ptr(), "all")
         version = (*self._num_changes.values(), rules.num_changes)
         if self._written.get(whole) == version:
             return copies
@@ -107,7 +107,7 @@ class SlotState:
         if plan.admitted:
             self._admit(plan.admitted)
             self.processors.admit(plan.admitted)
-            self.told_rules.admit(plan.admitted)
+            self.published_rules.admit(plan.admitted)
         self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
         columns = [seq.slot for seq in plan.decodes], plan.with_trees()
         if columns != self._latest_columns:  # the batch seldom changes between rounds

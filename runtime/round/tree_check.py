@@ -32,7 +32,7 @@ class TreeInbox:
         self._copies: dict[int, tuple[TreeReply, Copies]] = {}
         """Each reply and its copies into the inbox, by the reply's `id`; a channel alternates between two replies."""
 
-    def take(self, reply: TreeReply) -> None:
+    def copy_reply(self, reply: TreeReply) -> None:
         """Copies a drafter's reply into the inbox, with one kernel launch if the reply is on the same GPU."""
         if id(reply) not in self._copies:
             # both replies are new, because the channel is new or creates new replies for each round
@@ -46,7 +46,7 @@ class TreeInbox:
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> "TreeInbox":
         """Copies a drafter's reply and returns this inbox; the trees are unchecked."""
-        self.take(reply)
+        self.copy_reply(reply)
         return self
 
     def checked(self, rows: DecodeRows) -> TokenTree:

@@ -37,7 +37,7 @@ class AdmissionOrder:
         shortest = min(candidates, key=attrgetter("num_tokens_at_most"))
         return shortest if shortest.num_tokens_at_most <= SHORT * oldest.num_tokens_at_most else oldest
 
-    def take(self, seq: Sequence, waiting: deque[Sequence]) -> None:
+    def remove_admitted(self, seq: Sequence, waiting: deque[Sequence]) -> None:
         """Removes an admitted sequence from the queue."""
         waiting.remove(seq)
         self._num_in_order = self._num_in_order + 1 if seq is self._oldest else 0

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request
 from wingbeat.runtime.scheduling.sequence import TokenMasker
 
@@ -36,7 +36,7 @@ class GrammarCompiler(Protocol):
 
 def grammar_compiler(*model: Any) -> GrammarCompiler | None:
     """Returns a grammar compiler; None if no part provides a compiler. `model` holds the arguments of the hook."""
-    return first("grammars", *model)
+    return first_result("grammars", *model)
 
 
 def no_compiler(spec: GrammarSpec) -> ValueError:
@@ -51,7 +51,7 @@ def masker_of(request: Request, grammar: CompiledGrammar | None) -> TokenMasker 
 
     Raises:
         ValueError: the grammar was not compiled, or `output_token_ids` of the request do not match it.
-        TooDear: matching `output_token_ids` against the grammar takes too long.
+        RequestTooExpensive: matching `output_token_ids` against the grammar takes too long.
     """
     params, maskers = request.params, []
     if params.grammar is not None:

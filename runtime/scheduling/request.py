@@ -50,8 +50,11 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
-class TooDear(Exception):
-    """Raised if a request needs more computation or memory than allowed; the message begins with the request's field."""
+class RequestTooExpensive(Exception):
+    """Raised if a request needs more computation or memory than allowed.
+
+    The message begins with the name of the request's field that asks for too much.
+    """
 
 
 class Variant(NamedTuple):
@@ -95,7 +98,7 @@ class PromptReport:
         """Makes the content of `RequestOutput.report`.
 
         Args:
-            rows: values of `Feature.told`, one row for each prompt chunk that was reported on.
+            rows: values of `Feature.reported_values`, one row for each prompt chunk that was reported on.
         """
         raise NotImplementedError
 

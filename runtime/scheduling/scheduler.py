@@ -20,7 +20,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
-from wingbeat.runtime.scheduling.request import ALONE_TOKENS, FinishReason, Request, RequestOutput, TooDear
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, FinishReason, Request, RequestOutput, RequestTooExpensive
 from wingbeat.runtime.scheduling.sequence import Sequence, TokenMasker
 from wingbeat.runtime.scheduling.suspects import Suspects
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Seats(Protocol):
     """Limited resource that some requests need in addition to a slot. Several requests may share a seat."""
 
-    def take(self, request: Request) -> int | None:
+    def reserve(self, request: Request) -> int | None:
         """Takes a seat and returns its number.
 
         Returns 0 for a request that needs no seat, None if all seats are taken. Raises if the request can never get a
@@ -111,7 +111,7 @@ class Scheduler:
     def fail(self, seq: Sequence, error: Exception) -> None:
         """Drops a request whose processing raised; its last output is added to `failures`."""
         request_id = seq.request.request_id
-        is_refusal = isinstance(error, TooDear)
+        is_refusal = isinstance(error, RequestTooExpensive)
         if is_refusal:
             logger.warning("Request %s was ended: %s", request_id, str(error))
         else:
@@ -185,7 +185,7 @@ class Scheduler:
             if not chunk.length:  # a span that must stay whole waits for a round with more budget
                 self._free(seq)
                 break
-            self._order.take(seq, self.waiting)
+            self._order.remove_admitted(seq, self.waiting)
             self.running.append(seq)
             admitted.append(seq)
             if seq.wants_chunk:
@@ -258,7 +258,7 @@ class Scheduler:
         # Positions of tokens that were cut off after the end of the sequence were computed, but are not counted.
         seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
         self._cache_full_blocks(seq, seq.num_computed)
-        logprobs, prompt_logprobs = ((), ()) if seq.reports is None else seq.reports.take(len(kept))
+        logprobs, prompt_logprobs = ((), ()) if seq.reports is None else seq.reports.pop_output(len(kept))
         output = RequestOutput(
             seq.request.request_id, tuple(kept), reason, logprobs=logprobs, prompt_logprobs=prompt_logprobs
         )
@@ -332,7 +332,7 @@ class Scheduler:
         Returns False, having changed nothing, if no seat or too few blocks are free.
         """
         if self._seats is not None:
-            seat = self._seats.take(seq.request)
+            seat = self._seats.reserve(seq.request)
             if seat is None:
                 return False
             seq.seat = seat

@@ -67,7 +67,7 @@ class TokenMasker(Protocol):
         Raises:
             NothingAllowed: every token is forbidden.
             ValueError: the token is forbidden.
-            TooDear: matching the sequence against the grammar needs too much computing or memory.
+            RequestTooExpensive: matching the sequence against the grammar needs too much computing or memory.
         """
         ...
 

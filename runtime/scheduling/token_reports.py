@@ -48,7 +48,7 @@ class TokenReports:
         if self._params.logprobs is not None and len(packed):
             self._tokens += PackedLogprobs.of_round(packed, self._params.logprobs)
 
-    def take(self, num_tokens: int) -> tuple[tuple[TokenLogprob, ...], Sequence[TokenLogprob]]:
+    def pop_output(self, num_tokens: int) -> tuple[tuple[TokenLogprob, ...], Sequence[TokenLogprob]]:
         """Returns log-probabilities of an output's `num_tokens` tokens.
 
         For the first output, also returns log-probabilities of the prompt's tokens.

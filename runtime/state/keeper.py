@@ -109,7 +109,7 @@ class StateKeeper(KeepingFeature):
 
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
         """See `KeepingFeature.put`."""
-        row = self.saved.take(block_id)
+        row = self.saved.allocate_row(block_id)
         if row is not None:
             for name, part in self.pool.row(self._first_saved + row).items():
                 part.copy_(parts[name])
@@ -238,7 +238,7 @@ class StateKeeper(KeepingFeature):
 
         Cancels other writes to that row.
         """
-        row = self.saved.take(seq.blocks[length // self.config.block_size - 1])
+        row = self.saved.allocate_row(seq.blocks[length // self.config.block_size - 1])
         if (place := self._reserved.pop(row, None)) is not None:
             current = self._targets[place]
             current.copy_(torch.where(current == self._first_saved + row, self._spare, current))

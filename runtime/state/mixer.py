@@ -88,7 +88,7 @@ class Mixer:
             path: the path of `accepted`.
         """
         layer, (num_reqs, longest) = self.state.layer, accepted.nodes.shape
-        rows = [accepted.rows_of(part) for part in kept.take(self, num_reqs, accepted.num_nodes)]
+        rows = [accepted.rows_of(part) for part in kept.latest_states(self, num_reqs, accepted.num_nodes)]
         for step in range(longest):
             view = pool.gather(layer, accepted.slots)
             self._run([part[:, step : step + 1] for part in rows], view)

@@ -35,7 +35,7 @@ class KeptRows:
         for room, part in zip(self._rooms[mixer], parts, strict=True):
             room[:num_rows].copy_(part.flatten(0, 1))
 
-    def take(self, mixer: Hashable, num_reqs: int, num_nodes: int) -> list[Tensor]:
+    def latest_states(self, mixer: Hashable, num_reqs: int, num_nodes: int) -> list[Tensor]:
         """Returns the tensors [num_reqs, num_nodes, ...] that the latest pass over these decodes stored."""
         num_rows = num_reqs * num_nodes
         if num_rows > self.capacity:

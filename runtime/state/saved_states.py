@@ -57,7 +57,7 @@ class SavedStates:
         following = (position // self.interval + 1) * self.interval
         return following if self.enabled and following <= end else None
 
-    def take(self, block_id: int) -> int | None:
+    def allocate_row(self, block_id: int) -> int | None:
         """Reserves a row in which to save the state at the end of a live block, and returns the row's index.
 
         Takes the row that is already pending for this block; else a free row; else the row of a cached state that can

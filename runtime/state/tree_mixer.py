@@ -162,7 +162,7 @@ class TreeMixer(Mixer):
 
     def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
         """See `Mixer`; adds the contributions of a path's nodes to the states."""
-        left = iter(kept.take(self, len(accepted.slots), accepted.num_nodes))
+        left = iter(kept.latest_states(self, len(accepted.slots), accepted.num_nodes))
         for (recurrent, index), count in self._parts.items():
             states, own = pool.parts(self.state.layer)[recurrent, index], [next(left) for _ in range(count)]
             if recurrent:

@@ -36,4 +36,4 @@ _SETTINGS = (
         "default an estimated path probability of at least 0.01.",
     ),
 )
-drafter_kinds = (DrafterKind("suffix", _BUILD, copies_text=True, remembers=True, settings=_SETTINGS),)
+drafter_kinds = (DrafterKind("suffix", _BUILD, copies_text=True, drafts_from_other_requests=True, settings=_SETTINGS),)

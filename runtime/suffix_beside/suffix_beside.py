@@ -42,7 +42,7 @@ a drafter tree.
 _EDGES = EDGES.tolist()
 
 
-class Made(NamedTuple):
+class TextTree(NamedTuple):
     """A text tree and the expected number of its accepted tokens."""
 
     seq: Sequence
@@ -169,7 +169,7 @@ class SuffixBeside(TextDrafts):
             return True
         return False
 
-    def _trees(self, seqs: list[Sequence], flight: RoundInFlight) -> list[Made]:
+    def _trees(self, seqs: list[Sequence], flight: RoundInFlight) -> list[TextTree]:
         """A text tree for each sequence; the tree has no nodes if no known text continues the sequence."""
         budget, new, table = MAX_TOKENS_PER_ROUND, flight.tokens_by_slot(), self._speculation.text_table()
         made, price = [], self._speculation.node_price(flight.plan.decodes or seqs)
@@ -185,7 +185,7 @@ class SuffixBeside(TextDrafts):
                 self._texts.take_in(text, missing)
             nodes = self._texts.grow(text, self._levels) if text.num_known == length else []
             row = None if table is None else table[int(seq.request.params.temperature > 0)]
-            made.append(Made(seq, nodes, _expected(nodes, row, price)))
+            made.append(TextTree(seq, nodes, _expected(nodes, row, price)))
         return made
 
     def _text_of(self, seq: Sequence) -> KnownText:

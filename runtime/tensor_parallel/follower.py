@@ -10,7 +10,7 @@ from torch import Tensor
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_parallel.graphs import FollowingGraphs
 from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
@@ -97,7 +97,7 @@ class Follower:
     @cached_property
     def _weights(self) -> Any:
         """This rank's parts of the weights; created when rank 0 writes weights."""
-        return first("served_weights", self._loaded)
+        return first_result("served_weights", self._loaded)
 
     @cached_property
     def _graphs(self) -> FollowingGraphs:

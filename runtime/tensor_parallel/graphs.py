@@ -13,9 +13,9 @@ import torch
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import first_cause
+from wingbeat.runtime.tensor_parallel.rank_messenger import GraphMessage, RankMessenger
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import GraphOrder, RoundMessage, unpack
-from wingbeat.runtime.tensor_parallel.telling import Telling, Told
 from wingbeat.runtime.verifier_errors import BackendLost
 
 ResultT = TypeVar("ResultT")
@@ -36,23 +36,23 @@ class LeadingGraphs:
         inner: captures rank 0's part.
     """
 
-    def __init__(self, telling: Telling, inner: GraphDevice) -> None:
-        self._telling, self._inner = telling, inner
+    def __init__(self, messenger: RankMessenger, inner: GraphDevice) -> None:
+        self._messenger, self._inner = messenger, inner
         self.new_pool, self.synchronize, self.memory_bytes = inner.new_pool, inner.synchronize, inner.memory_bytes
         self._number = 0
-        self._script: list[Told] = []
+        self._script: list[GraphMessage] = []
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
         """See `GraphDevice.warm_up`. In each warm-up run, the other ranks execute the messages that rank 0 sends."""
         self._number += 1
 
         def run() -> ResultT:
-            with self._telling.learnt() as self._script:
+            with self._messenger.learnt() as self._script:
                 result = function()
-            self._telling.order("run ended", self._number)
+            self._messenger.order("run ended", self._number)
             return result
 
-        self._telling.order("warm up", self._number)
+        self._messenger.order("warm up", self._number)
         return self._inner.warm_up(run)
 
     def capture(self, function: Callable[[], ResultT], pool: Any) -> tuple[LedGraph, ResultT]:
@@ -66,14 +66,14 @@ class LeadingGraphs:
         if not self._script:
             graph, result = self._inner.capture(function, pool)
             return LedGraph(graph, None), result
-        self._telling.order("capture", self._number)
+        self._messenger.order("capture", self._number)
         own: str | None = None
         try:
-            with self._telling.captured(self._script):
+            with self._messenger.captured(self._script):
                 graph, result = self._inner.capture(function, pool)
         except Exception as error:  # No message is sent during a capture, so the loss of a rank cannot be the cause.
             own = first_cause(error)
-        problem = self._telling.ranks.agree(own)
+        problem = self._messenger.ranks.agree(own)
         if problem is not None:
             raise (torch.OutOfMemoryError if torch.OutOfMemoryError.__name__ in problem else RuntimeError)(problem)
         return LedGraph(graph, self._number), result
@@ -87,9 +87,9 @@ class LeadingGraphs:
         if graph.number is None:
             self._inner.replay(graph.graph)
             return
-        with self._telling.in_step():
-            self._telling.order("replay", graph.number)
-            with self._telling.ranks.with_others():
+        with self._messenger.in_step():
+            self._messenger.order("replay", graph.number)
+            with self._messenger.ranks.with_others():
                 self._inner.replay(graph.graph)
 
 
@@ -103,7 +103,7 @@ class FollowingGraphs:
     def __init__(self, ranks: Ranks, device: GraphDevice, run: Callable[[RoundMessage], None]) -> None:
         self._ranks, self._device, self._run = ranks, device, run
         self._pool = device.new_pool()
-        self._script: list[Told] = []
+        self._script: list[GraphMessage] = []
         self._graphs: dict[int, Any] = {}
 
     def obey(self, order: GraphOrder) -> None:
@@ -134,7 +134,7 @@ class FollowingGraphs:
             message = unpack(form, numbers)
             if message.order is not None:
                 return
-            self._script.append(Told(form, len(numbers)))
+            self._script.append(GraphMessage(form, len(numbers)))
             self._run(message)
 
     def _capture(self, number: int) -> None:

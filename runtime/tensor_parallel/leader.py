@@ -14,9 +14,9 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.refusals import refuse
 from wingbeat.runtime.tensor_parallel.graphs import LeadingGraphs
 from wingbeat.runtime.tensor_parallel.group import KV_READER, RANKS, REFUSED, RankGroup
+from wingbeat.runtime.tensor_parallel.rank_messenger import RankMessenger
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.shards import load_shard
-from wingbeat.runtime.tensor_parallel.telling import Telling
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -34,9 +34,9 @@ class Leader(Backend):
 
     def __init__(self, loaded: LoadedModel, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.telling = Telling(ranks, loaded.parts)
+        self.messenger = RankMessenger(ranks, loaded.parts)
         if loaded.shards is not None:
-            loaded.shards.tell = self.telling.write
+            loaded.shards.tell = self.messenger.write
         self._run = loaded.model.forward
         loaded.model.forward = self._forward
 
@@ -51,12 +51,12 @@ class Leader(Backend):
         if kv_layers:
             reads = f"the drafter reads keys and values of layers {list(kv_layers)}"
             refuse({KV_READER: reads, RANKS: f"tensor_parallel_size is {self.ranks.size}"}, REFUSED)
-        cache = FollowedCache(self.telling, loaded, config)
+        cache = FollowedCache(self.messenger, loaded, config)
         return VerifierModel(loaded, tap_layers), cache
 
     def graph_device(self, device: GraphDevice) -> GraphDevice:
         """Returns a graph device that captures rounds on all ranks."""
-        return LeadingGraphs(self.telling, device)
+        return LeadingGraphs(self.messenger, device)
 
     def close(self) -> None:
         """Ends the other ranks."""
@@ -64,17 +64,17 @@ class Leader(Backend):
         self.ranks.close()
 
     def _forward(self, **inputs: Any) -> Any:
-        """Runs the model's forward on all ranks; raises the errors of `Telling.a_pass`."""
-        with self.telling.a_pass(**inputs):
+        """Runs the model's forward on all ranks; raises the errors of `RankMessenger.a_pass`."""
+        with self.messenger.a_pass(**inputs):
             return self._run(**inputs)
 
 
 class FollowedCache(KVCache):
     """KV cache of rank 0; its moves are announced to the other ranks."""
 
-    def __init__(self, telling: Telling, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, messenger: RankMessenger, loaded: LoadedModel, config: EngineConfig) -> None:
         super().__init__(loaded.layers, config, loaded.dtype, loaded.device)
-        self._telling = telling
+        self._messenger = messenger
 
     def own_pools(self) -> None:
         """Returns None, so that all moves go through `move`, which announces them to the other ranks."""
@@ -82,7 +82,7 @@ class FollowedCache(KVCache):
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Runs `KVCache.move` on all ranks."""
         super().move(from_slots, to_slots)
-        self._telling.moved(from_slots, to_slots)
+        self._messenger.moved(from_slots, to_slots)
 
 
 class Led(NamedTuple):

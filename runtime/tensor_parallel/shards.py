@@ -81,7 +81,7 @@ class Shards:
         """Shape of a whole weight. If the weight is not divided, returns `own`, the shape of this rank's part."""
         return self._places[name][0] if name in self._places else own
 
-    def part(self, name: str, value: Tensor) -> Tensor:
+    def shard_of(self, name: str, value: Tensor) -> Tensor:
         """This rank's part of a whole weight."""
         if name not in self._places:
             return value

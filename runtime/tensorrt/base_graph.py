@@ -124,7 +124,7 @@ class BaseGraph(nn.Module):
             given = {"inputs_embeds": torch.where(rows[..., None], embeddings, own)}
             attention_pos_id = attention_pos_id.transpose(0, 1) if self.visual.num_axes else attention_pos_id
         output = self.model(**given, position_ids=attention_pos_id, use_cache=False, **{_KEYWORD: now})
-        taps = self._taps.take()
+        taps = self._taps.drain()
         written = [part for layer in range(self.num_layers) for part in now.written[layer]]
         return [output.logits, *([torch.cat(taps, dim=-1)] if taps else []), *written]
 

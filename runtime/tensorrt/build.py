@@ -18,7 +18,7 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.tensor_files import read_fields
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
@@ -90,12 +90,12 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     ops = GraphOps(plan.opset, plan.dtype)
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
-    more = first("graph_room", loaded, plan.limits)
-    visual = first("visual_of", loaded)
+    more = first_result("graph_room", loaded, plan.limits)
+    visual = first_result("visual_of", loaded)
     export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", more, visual)
     if visual is not None:
         progress("exporting the vision encoder")
-        first("export_visual", loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
+        first_result("export_visual", loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
     base = _base_config(plan, loaded, tap_layers, more, visual)
     if head is not None:
         progress("exporting the drafter")
@@ -128,7 +128,7 @@ def build_engines(
         onnx_file, engine_file = directory.graph(name, ".onnx"), folder / f"{name}.engine"
         builder.build(onnx_file, profiles, engine_file, compute_capabilities, folder / layout.TIMING_CACHE)
 
-    if directory.base.is_vlm and (sizes := first("visual_profiles", directory.base.limits)):
+    if directory.base.is_vlm and (sizes := first_result("visual_profiles", directory.base.limits)):
         build(layout.VISUAL, sizes)
     for name, config, profiles in parts:
         build(name, profiles(config.limits))
@@ -148,7 +148,7 @@ def build_engines(
 
 def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead | OnePassHead:
     target = TargetDescription.from_checkpoint(plan.model)
-    choice = first("choose_convention", plan.drafter, target, loaded, Tokenizer.find(plan.model))
+    choice = first_result("choose_convention", plan.drafter, target, loaded, Tokenizer.find(plan.model))
     if kind_of(plan.drafter, plan.model) == "one_pass":
         head = _one_pass_head(plan, target)
     else:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LayerMask
-from wingbeat.runtime.parts import first, merged
+from wingbeat.runtime.parts import first_result, merged
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 from wingbeat.runtime.tensorrt.limits import Limits
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
@@ -155,7 +155,7 @@ class BaseEngineConfig(PartConfig):
     @property
     def more_inputs(self) -> MoreInputs | None:
         """Optional graph inputs of a runtime part; None if there are none."""
-        return first("graph_inputs", self)
+        return first_result("graph_inputs", self)
 
     @property
     def windows(self) -> tuple[int, ...]:

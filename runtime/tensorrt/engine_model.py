@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
 from wingbeat.kernels.tree.reference import unpack_mask
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import Feature, ModelOutput, Placed, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
@@ -139,7 +139,7 @@ class EngineModel:
 
     def _shown(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> tuple[Tensor, ...]:
         """Image embeddings of a segment's rows; see `BasePass.shown`."""
-        media = first("embedded_rows", batch.columns)
+        media = first_result("embedded_rows", batch.columns)
         if media is None:
             return ()
         num_rows, size = batch.token_ids.shape[1], self.runner.config.hidden_size

@@ -37,7 +37,7 @@ class HeadAcceptance(NamedTuple):
         return cls(round(1 + sum(accepted) / max(1, num_rounds), 3), by_depth, num_rounds)
 
 
-class ChainCount:
+class AcceptanceCounter:
     """Counts rounds of greedy chains over texts.
 
     Args:
@@ -76,7 +76,7 @@ def recorded_acceptance(matches: Matches, records: Iterable[Record], num_steps: 
 
     The count is exact for greedy answers; in a sampled answer a draft counts as right if it equals the sampled token.
     """
-    count = ChainCount(num_steps)
+    count = AcceptanceCounter(num_steps)
     for record in records:
         begin, end = max(1, first_learnt(record)), len(record.token_ids) - num_steps - 2
         if begin < end:
@@ -117,7 +117,7 @@ def greedy_acceptance(
     # with which they can be compared.
     text = verifier.continue_text(prompts, start + num_tokens + num_steps + 1, greedy)
     hits = matches(text, verifier.observe(text).taps, num_steps).cpu()
-    count = ChainCount(num_steps)
+    count = AcceptanceCounter(num_steps)
     for row in hits:
         count.add(row, start, start + num_tokens)
     return count.acceptance

@@ -179,20 +179,20 @@ class _Run:
         num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
         times = self.times
         for index in range(rounds):
-            with times.part("data"):
+            with times.measure("data"):
                 inputs = self.task.inputs(step, self.ranks.part(index, rounds))
             # Processes exchange gradients once per step, in the backward pass of the last part.
             with self._exchange_on(index == rounds - 1):
-                with times.part("forward pass"), autocast(self.config):
+                with times.measure("forward pass"), autocast(self.config):
                     loss = self.loss(*inputs.tensors) / rounds
-                with times.part("backward pass"):
+                with times.measure("backward pass"):
                     loss.backward()
             num_tokens += inputs.num_tokens
             total = total + loss.detach()
         loss = float(self.ranks.mean(total))
         if not math.isfinite(loss):
             raise FloatingPointError(f"loss is {loss} at step {step}")
-        with times.part("optimizers"):
+        with times.measure("optimizers"):
             nn.utils.clip_grad_norm_(self.task.model.parameters(), _GRADIENT_NORM)
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:

@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
         """These distributions at a range of positions of every sequence."""
         return Wanted(*(None if part is None else part[:, rows] for part in self))
 
-    def at(self, rows: Tensor) -> "Wanted":
+    def select_positions(self, rows: Tensor) -> "Wanted":
         """These distributions at positions int64 [batch, N] of each sequence."""
         batch = torch.arange(len(rows), device=rows.device)[:, None]
         return Wanted(*(None if part is None else part[batch, rows] for part in self))

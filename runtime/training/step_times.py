@@ -32,7 +32,7 @@ class StepTimes:
         self._step = 0
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Measure a phase of a step."""
         before = time.perf_counter()
         yield

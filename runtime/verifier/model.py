@@ -53,7 +53,7 @@ class LayerTaps:
         """Drops taps of earlier passes; called before each pass."""
         self._taps = []
 
-    def take(self) -> list[Tensor]:
+    def drain(self) -> list[Tensor]:
         """Returns and drops the taps since `clear`, lowest layers first; each is [batch, length, hidden_size]."""
         taps, self._taps = self._taps, []
         return taps
@@ -118,7 +118,7 @@ class VerifierModel(nn.Module):
             self.model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
         finally:
             self.model.set_attn_implementation(ATTENTION_NAME)
-        parts = self.taps.take()
+        parts = self.taps.drain()
         return torch.cat(parts, dim=-1) if parts else None
 
     def forward(self, rows: Rows) -> ModelOutput:
@@ -136,7 +136,7 @@ class VerifierModel(nn.Module):
             for enter in rows.around:
                 entered.enter_context(enter(inputs))
             logits = self._logits(inputs, rows.into)
-        parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
+        parts = [tap[0] for tap in self.taps.drain()] + [captured[layer] for layer in self.kv_layers]
         taps_into = None if rows.into is None else rows.into.taps
         taps = torch.cat(parts, dim=-1, out=taps_into) if parts else None
         return ModelOutput(logits[0], taps)

@@ -21,7 +21,7 @@ def test_it_finds_as_much_of_a_prompt_as_the_engine_does(length):
     table, parent = manager.allocate(3), ROOT_HASH
     for place, block_id in enumerate(table):
         parent = manager.register(block_id, parent, list(range(4 * place, 4 * place + 4)))
-    index.apply(manager.log.take())
+    index.apply(manager.log.drain())
     prompt = list(range(length))
     assert index.num_cached_tokens(PromptBlocks(prompt, 4)) == 4 * len(manager.match_prefix(prompt))
 

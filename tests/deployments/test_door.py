@@ -15,7 +15,7 @@ from wingbeat.deployments.door import Door, DoorError, DoorKey, bind
 SERVER = """
 import sys
 from wingbeat.deployments.door import DoorKey
-listener = DoorKey(*sys.argv[1:]).take()
+listener = DoorKey(*sys.argv[1:]).receive_socket()
 listener.listen(100)
 print("up", flush=True)
 while True:
@@ -76,7 +76,7 @@ def test_a_closed_door_lends_nothing_and_its_port_is_free_at_once(door: Door):
         port, key = door.port, door.key
         door.close()
         with pytest.raises(DoorError, match="has not sent its server socket"):
-            key.take()
+            key.receive_socket()
         with pytest.raises(OSError, match="in use"):
             bind("127.0.0.1", port)
         process.kill()
@@ -87,7 +87,7 @@ def test_a_closed_door_lends_nothing_and_its_port_is_free_at_once(door: Door):
 def test_nobody_else_gets_the_socket_nor_takes_the_launchers_place(door: Door, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doors.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(DoorError, match="another user's process"):
-        door.key.take()
+        door.key.receive_socket()
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(f"\0{door.key.name}")
         assert socket.recv_fds(stranger, 1, 1)[:2] == (b"", [])
@@ -99,4 +99,4 @@ def test_a_launcher_that_does_not_answer_is_an_error_and_no_wait_for_ever(monkey
         silent.bind("\0wingbeat-test-silent")
         silent.listen()
         with pytest.raises(DoorError, match="timed out"):
-            DoorKey("wingbeat-test-silent", "127.0.0.1").take()
+            DoorKey("wingbeat-test-silent", "127.0.0.1").receive_socket()

@@ -102,12 +102,12 @@ def test_the_only_router_of_a_ray_of_its_own_gets_the_launchers_socket(fake_ray,
     application.start()
     assert (fake.options, fake.application.host) == ({"proxy_location": "Disabled"}, "127.0.0.1")
     assert application.url() == f"http://127.0.0.1:{port}"
-    with fake.application.take() as lent:
+    with fake.application.receive_socket() as lent:
         assert lent.getsockname() == ("127.0.0.1", port)
     assert environ[launch.DIRECT] == "0", "Serve would drain such a router for 30 s"
     application.close()
     with pytest.raises(DoorError):
-        fake.application.take()
+        fake.application.receive_socket()
 
 
 def test_a_port_that_is_taken_after_it_was_looked_at_ends_the_start_in_one_line(fake_ray, environ):

@@ -23,7 +23,7 @@ class Front:
     def __init__(self) -> None:
         self.taken: list[LiveOptions] = []
 
-    def take(self, live: LiveOptions) -> None:
+    def apply(self, live: LiveOptions) -> None:
         self.taken.append(live)
 
 

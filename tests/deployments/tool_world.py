@@ -11,7 +11,7 @@ from tests.deployments.http_world import FakePool, byte_tokenizer, call
 from tests.deployments.scripted_tokens import Script
 from wingbeat.deployments.api.completions import ChatReader
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 
 TEMPLATE = """
@@ -34,7 +34,7 @@ TOKENIZER = byte_tokenizer(TEMPLATE)
 
 def named_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> ChatReader | None:
     """Parsers of these names; None where parsing is deleted."""
-    return first("chat_reader", SimpleNamespace(**locals()), TEMPLATE)
+    return first_result("chat_reader", SimpleNamespace(**locals()), TEMPLATE)
 
 
 PARSERS = named_parsers("hermes", "qwen3")

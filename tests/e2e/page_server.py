@@ -17,7 +17,7 @@ from wingbeat.deployments.api.completions import ChatReader, CompletionService
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
@@ -39,7 +39,7 @@ class DemoEngine(LocalEngines):
 
     def __init__(self, llm: LLM) -> None:
         self._vocab_size = llm.engine.loaded.vocab_size
-        llm.engine.grammars = llm.grammars and first("serve_grammars", llm.grammars)
+        llm.engine.grammars = llm.grammars and first_result("serve_grammars", llm.grammars)
         super().__init__("demo", engine=lambda _: llm.engine)
 
     async def describe(self) -> ModelInfo:

@@ -32,7 +32,7 @@ class TextPlaces:
         self._detokenizer = IncrementalDetokenizer(tokenizer, before, skip_special_tokens=skips_special)
         self._num_chars = len(echo.removesuffix(self._detokenizer.take_foreign())) if echo else 0
 
-    def of(self, token_id: int) -> int:
+    def next_offset(self, token_id: int) -> int:
         """Returns the offset of the next token, that is, the number of characters that the tokens before it have
         completed.
         """
@@ -120,7 +120,7 @@ def completion_logprobs(details: Details, reported: Sequence[Reported]) -> dict[
         "tokens": lambda _, token_id, logprob: details.name(token_id),
         "token_logprobs": lambda _, token_id, logprob: logprob and finite(logprob.logprob),
         "top_logprobs": top,
-        "text_offset": lambda some, token_id, logprob: some.places.of(token_id),
+        "text_offset": lambda some, token_id, logprob: some.places.next_offset(token_id),
     }
     return {name: _column(reported, name, as_value) for name, as_value in columns.items()}
 

@@ -28,7 +28,7 @@ class BackOff:
         if seconds > STABLE_S:
             self.pause_s = 0.0
 
-    def take(self) -> float:
+    def next_pause(self) -> float:
         """Return the seconds to wait before the next attempt, and double the pause for the attempt after that."""
         pause_s = self.pause_s
         self.pause_s = min(max(2 * pause_s, self._first_s), LAST_S)

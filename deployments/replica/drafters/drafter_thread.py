@@ -14,7 +14,7 @@ from wingbeat.cluster.channels.doorbell import POLL_NAP_S
 from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.replica.engine.build import build_draft_worker
 from wingbeat.deployments.replica.engine.engine_setup import DrafterTerms
 from wingbeat.deployments.replica.engine.factories import load_factory
@@ -75,7 +75,7 @@ class DrafterThread:
         self._busy_at = 0.0
         self._turned_at = time.monotonic()
         self._convention: HeadConvention | None = None
-        self._borrowed = first("borrow", config, OWN_DEVICE)
+        self._borrowed = first_result("borrow", config, OWN_DEVICE)
         self._thread = threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True)
         self._thread.start()
 

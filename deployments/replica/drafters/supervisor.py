@@ -141,7 +141,7 @@ class DrafterSupervisor:
                 if await self._reconnected():
                     continue
                 await self._renew()
-                await self._sleep(self._back_off.take())
+                await self._sleep(self._back_off.next_pause())
                 try:
                     await self._attach_new(self._drafter)
                 except EngineFailed:

@@ -11,7 +11,7 @@ import torch
 from wingbeat.cluster.gpu_driver import driver_problem
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.parts import first, hooks, merged
+from wingbeat.deployments.parts import first_result, hooks, merged
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
@@ -49,8 +49,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         if config.drafts_in_engine():
             asked = inner.needs(convention, loaded)
         else:
-            asked = ask_needs(DrafterTerms(convention, first("lend", config, loaded, OWN_DEVICE)))
-        return first("tapped", config, asked, len(loaded.layers)) or asked
+            asked = ask_needs(DrafterTerms(convention, first_result("lend", config, loaded, OWN_DEVICE)))
+        return first_result("tapped", config, asked, len(loaded.layers)) or asked
 
     try:
         settings = pair_settings(config)._replace(spread=spread)
@@ -65,7 +65,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         eos_token_ids=tuple(sorted(engine.loaded.eos_token_ids)),
         dtype=str(engine.loaded.dtype).removeprefix("torch."),
         drafter=config.choice().label,
-        remembers=config.choice().remembers or engine.remembers,
+        drafts_from_other_requests=config.choice().drafts_from_other_requests or engine.drafts_from_other_requests,
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
         block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
@@ -79,8 +79,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
 
     keepers = merged("keepers", config, engine)
     kept = engine.block_manager.log, keepers
-    served_grammars = None if grammars is None else first("serve_grammars", grammars)
-    served = first("serve_engine", config, engine) or engine
+    served_grammars = None if grammars is None else first_result("serve_grammars", grammars)
+    served = first_result("serve_engine", config, engine) or engine
     return EngineSetup(served, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)
 
 
@@ -143,7 +143,7 @@ def pair_settings(config: AppConfig) -> PairSettings:
         engine=config.engine_config(),
         dtype=config.resolved_dtype(),
         threads=config.num_threads(),
-        allow_bad_drafter=config.allow_bad_drafter or bool(first("keeps_weak_head", config)),
+        allow_bad_drafter=config.allow_bad_drafter or bool(first_result("keeps_weak_head", config)),
         engine_dir=config.engine_dir,
         fp8_drafter=config.drafter_weights == "fp8",
         drafter_settings=config.drafter_settings(),

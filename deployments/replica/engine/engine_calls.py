@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import CatalogEntry
 from wingbeat.deployments.log import set_log_level
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica.engine.engine_operations import operations_of
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup, own_engine
 
@@ -181,7 +181,7 @@ class EngineCalls:
         # A recording holds the hidden states of one set of verifier weights, so a separate recording is made for pushed
         # weights.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
-        self._recording = first("observe", self._config, own_engine(self._engine), name)
+        self._recording = first_result("observe", self._config, own_engine(self._engine), name)
         if self._recording is not None:
             self._engine.observe(self._recording.rounds)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.pulse import Work
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, received
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, name_of, portable
 from wingbeat.deployments.replica.engine.engine_setup import ServedEngine, ServedGrammars
 from wingbeat.deployments.replica.router_stream import Outbox
@@ -186,7 +186,7 @@ class EngineLoop:
         # output's text, the router already knows that the prefix is cached.
         if self._cache_log is not None and (idle or now >= self._tell_cached_at):
             self._tell_cached_at = now + TELL_CACHED_S
-            if (changes := self._cache_log.take()) is not None:
+            if (changes := self._cache_log.drain()) is not None:
                 self._link.send((ToReplica.CACHED, changes))
         if due:
             self._link.send((ToReplica.OUTPUTS, due))
@@ -232,7 +232,7 @@ class EngineLoop:
             return
         with self._refusing(request_id, number, outbox):
             self._pulse.begin(Work.MESSAGE, (request_id,))
-            request = received(one.request if one.shared is None else first("attach_spans", one), request_id)
+            request = received(one.request if one.shared is None else first_result("attach_spans", one), request_id)
             self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
                 self._engine.add_request(request)

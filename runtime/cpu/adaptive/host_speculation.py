@@ -80,7 +80,7 @@ class HostSpeculation(AdaptiveSpeculation):
             # plan replaces it.
             trees, self._plan = None, NOT_ASKED
         seen = _Seen(mean_context(decodes), num_context_tokens=self._num_context_tokens)
-        taken = None if trees is None else trees.take(self._choice(trees, decodes, seen.context))
+        taken = None if trees is None else trees.choose_nodes(self._choice(trees, decodes, seen.context))
         if taken is None:
             self._pruned = LaunchedRound(NOT_ASKED, len(decodes), [], [], seen)
             return None

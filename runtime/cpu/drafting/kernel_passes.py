@@ -31,7 +31,7 @@ from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Rules
 from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.head_passes import HeadPasses
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.verifier.loading.cpu_threads import tried
@@ -49,7 +49,7 @@ def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
     fits &= drafter.speculation.draft_tree is None or growth.top_k == 1
     if kernels is None or drafter.device.type != "cpu" or not fits:
         return None
-    kernel_head = first("kernel_head", drafter.head)
+    kernel_head = first_result("kernel_head", drafter.head)
     return None if kernel_head is None else KernelPasses(kernels, drafter, kernel_head)
 
 
@@ -68,7 +68,7 @@ class KernelPasses(HeadPasses):
         self._least_levels = drafter.growth.depths[0]
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
         self._max_path = speculation.max_path
-        edges = first("bin_edges")
+        edges = first_result("bin_edges")
         self._edges = torch.zeros(0) if edges is None else torch.from_numpy(edges)
         self._angles: tuple[Tensor, ...] = ()
         self._channels: dict[int, tuple[Channel | None, object]] = {}
@@ -80,10 +80,10 @@ class KernelPasses(HeadPasses):
 
     def prepare(self, head: Any) -> AnyKernelHead | None:
         """See `HeadPasses.prepare`."""
-        return first("kernel_head", head)
+        return first_result("kernel_head", head)
 
-    def take(self, prepared: AnyKernelHead) -> None:
-        """See `HeadPasses.take`."""
+    def use_weights(self, prepared: AnyKernelHead) -> None:
+        """See `HeadPasses.use_weights`."""
         self._struct = prepared.over(self._pool.caches)
         self._kernel_head, self._angles = prepared, ()
 
@@ -105,7 +105,7 @@ class KernelPasses(HeadPasses):
         channel = self._channels[key][0]
         if channel is None or not header.max_len or header.has_inputs:
             return False
-        if not self.kernels.answer(self._struct, self._sequences(None, header.max_len, None), channel):
+        if not self.kernels.answer_round(self._struct, self._sequences(None, header.max_len, None), channel):
             raise ValueError(f"a round refers to slots or positions outside its channel: {header}")
         return True
 

@@ -41,7 +41,7 @@ def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
         if type(linear) is nn.Linear and linear.bias is None and not linear.weight.requires_grad:
             linear.__class__ = InputMajorLinear
             linear.deterministic = deterministic
-            linear.lay()
+            linear.repack()
         num_laid += 1
     return num_laid
 
@@ -75,7 +75,7 @@ class InputMajorLinear(PackableLinear):
         # not `self.weight`, because attribute access to a parameter is slow
         weight, laid = self._parameters["weight"], self._laid
         if laid is None or laid[0] is not weight:
-            laid = self.lay()
+            laid = self.repack()
         _, laid_weight, ours = laid
         if self.deterministic:
             return cpu_kernels().linear(input.contiguous(), laid_weight, wide=self.wide)
@@ -91,8 +91,8 @@ class InputMajorLinear(PackableLinear):
             return functional.linear(input, panels.dense(), self.bias)
         return kernels.packed_linear(input.contiguous(), panels, wide=self.wide)
 
-    def lay(self) -> tuple[Tensor, Tensor, bool]:
-        """See `PackableLinear.lay`."""
+    def repack(self) -> tuple[Tensor, Tensor, bool]:
+        """See `PackableLinear.repack`."""
         weight = self._parameters["weight"]
         ours = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.t().is_contiguous()
         ours = ours and weight.numel() <= largest_matrix()

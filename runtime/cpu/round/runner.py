@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from wingbeat.kernels.cpu.drafted import Present, Shape
+from wingbeat.kernels.cpu.drafted import Shape, SlotTensors
 from wingbeat.kernels.cpu.ops import CACHE_DTYPES, CpuKernels, cpu_kernels
 from wingbeat.runtime.cpu.round.choice import NativeAcceptance, NativeChooser
 from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
@@ -41,7 +41,7 @@ class HostRunner(ModelRunner):
         self, last_position: int, pieces: bool, features: tuple[Feature, ...], most_rows: int
     ) -> RoundParts:
         kernels, slots, cache, config = self._kernels, self.slots, self.cache, self.config
-        present = Present(*(getattr(slots, name) for name in Present._fields))
+        present = SlotTensors(*(getattr(slots, name) for name in SlotTensors._fields))
         shape = Shape(slots.vocab_size, config.speculation.draft_top_k == 1, config.block_size, last_position)
         self._intake = intake = kernels.draft_intake(present, shape)
         builder = PackedBuilder(intake, cache, slots, config, last_position, features)

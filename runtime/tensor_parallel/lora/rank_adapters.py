@@ -20,7 +20,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 Change = tuple[int, tuple[str, str, str] | None]
 """Adapter id, and the `Variant` that was loaded for the id; None if the id was cleared."""
-Told = tuple[tuple[Change, ...], tuple[Tensor, bool] | None]
+AdapterMessage = tuple[tuple[Change, ...], tuple[Tensor, bool] | None]
 """Changes before a pass; then the adapter ids of the pass's rows and whether the host may read them, or None if no
 row has an adapter.
 """
@@ -62,13 +62,13 @@ class RankAdapters(ModelAdapters):
         super().clear(adapter_id)
         self._changes.append((adapter_id, None))
 
-    def tell(self, rows: Rows | None) -> Told:
+    def tell(self, rows: Rows | None) -> AdapterMessage:
         """On rank 0: returns the changes before the other ranks' next pass, and the adapter ids of its rows."""
         changes, self._changes = tuple(self._changes), []
         adapted = None if rows is None else rows.columns.get(AdapterRows)
         return changes, None if adapted is None else (adapted.ids, adapted.runs is not None)
 
-    def hear(self, told: Told) -> Mapping[type, Any]:
+    def hear(self, told: AdapterMessage) -> Mapping[type, Any]:
         """On the other ranks: applies rank 0's changes.
 
         Raises:

@@ -48,7 +48,7 @@ class BlockLoss(nn.Module):
             # The walk reads the text's tokens instead of the head's drafts. A draft is accepted only if all previous
             # drafts equal the text, so the walk reads the same tokens when drafts are accepted.
             following = walk.step(depth, token_ids.gather(1, rows).flatten()[:, None], none)
-            loss = self.of_slot(following, slots[depth], wanted.at(rows), token_ids.gather(1, rows + 1))
+            loss = self.of_slot(following, slots[depth], wanted.select_positions(rows), token_ids.gather(1, rows + 1))
             if loss_mask is not None:
                 loss = loss * loss_mask.gather(1, rows + 1)
             total = total + self.step_decay**depth * loss.mean()
@@ -147,7 +147,7 @@ class ParallelLoss(BlockLoss):
         """Mean cross-entropy of logits [batch, N, draft_vocab_size] to the verifier's distributions at `rows`, int64
         [batch, N].
         """
-        loss = wanted.at(rows).cross_entropy(logits.float())
+        loss = wanted.select_positions(rows).cross_entropy(logits.float())
         return (loss if loss_mask is None else loss * loss_mask.gather(1, rows + 1)).mean()
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.runtime.folder_kinds import head_problem
 from wingbeat.runtime.hugging_face import generation_of, load_files, make_config, one_line, quiet
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
 
@@ -165,7 +165,9 @@ def _loaded(config: ConfigFile, packed: Place | None = None, **options: Any) -> 
     read = make_config(config.fields, config.folder, config.name)
     with one_line(config.name), quiet():
         try:
-            model, info = load() if config.quantization is None else first("load_quantised", config, load, packed)
+            model, info = (
+                load() if config.quantization is None else first_result("load_quantised", config, load, packed)
+            )
         except (pickle.UnpicklingError, EOFError) as error:
             raise ModelCheckpointError(
                 f"{config.folder}: a .bin file is damaged or holds code beside weights, which is never run: convert it "

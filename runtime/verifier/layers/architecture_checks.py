@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.verifier.layers.mask_shape import MOST_POSITIONS
 from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
@@ -80,7 +80,7 @@ def check_cache(model: PreTrainedModel) -> CacheKinds:
         )
     if cache is None and (output.get("state") is not None or output.get("cache_params") is not None):
         raise UnsupportedModelError("it keeps recurrent state in place of keys and values")
-    remembered = first("remembered", layers)
+    remembered = first_result("remembered", layers)
     recurrent = [index for index, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if recurrent and remembered is None:
         raise UnsupportedModelError(f"{_which(recurrent, layers)} keep recurrent state of a kind that is not supported")

@@ -8,7 +8,7 @@ from transformers import AttentionInterface
 
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.kv.reference import store_kv
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, PackedSegments, Rows, Segment
 
 ATTENTION_NAME = "wingbeat"
@@ -79,7 +79,7 @@ def attend_segments(
         options: options of `attend_in_blocks`.
     """
     if packed is None and query.dtype == key_cache.dtype:
-        packed = first("pack_segments", segments, key_cache.dtype)
+        packed = first_result("pack_segments", segments, key_cache.dtype)
     if packed is not None:
         return packed.attend(query, key_cache, value_cache, scaling, **options)
     return attend_in_blocks(query, key_cache, value_cache, segments, scaling, **options)

@@ -48,6 +48,6 @@ class WeightShards(Protocol):
         """Returns the shape of a whole weight of which this process has a shard of shape `own`."""
         ...
 
-    def part(self, name: str, value: Tensor) -> Tensor:
+    def shard_of(self, name: str, value: Tensor) -> Tensor:
         """Returns this process's shard of a whole weight."""
         ...

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers import speed_up
 from wingbeat.runtime.verifier.layers.division import Division
@@ -152,7 +152,7 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
     if ops is not None:
         return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
     # Runtime parts run a layer as a single call, into which sums across processes cannot be inserted.
-    return None if division is not None else first("swap_layers", parameter, deterministic)
+    return None if division is not None else first_result("swap_layers", parameter, deterministic)
 
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
@@ -378,7 +378,7 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
     caches = {layer.self_attn.layer_idx: cache}
-    packed = first("pack_segments", [segment], weight.dtype)
+    packed = first_result("pack_segments", [segment], weight.dtype)
     rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
     given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
     if is_whole:

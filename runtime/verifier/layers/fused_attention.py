@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 from wingbeat.runtime.verifier.layers.linears import PackableLinear, product
@@ -162,7 +162,7 @@ def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], 
         gated: whether the linear layers are the gate and up projections of an MLP, so that the result is silu(gate) *
             up.
     """
-    packed = first("join_packed", linears)
+    packed = first_result("join_packed", linears)
     if packed is not None:
         return packed
     return Product(*join_weights(linears), gated=gated)
@@ -181,7 +181,7 @@ def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
         if bias is not None:
             linear.bias.data = bias[rows]
         if isinstance(linear, PackableLinear):
-            linear.lay()
+            linear.repack()
         begin = rows.stop
     return weight, bias
 

@@ -95,7 +95,7 @@ class PackableLinear(Packable, nn.Linear):
     def unpack(self) -> None:
         """Restores the weight's row-major form; does nothing in this class."""
 
-    def lay(self) -> object:
+    def repack(self) -> object:
         """Rebuilds the packed form from the current weights; does nothing in this class."""
 
     @property

@@ -176,7 +176,7 @@ class LoadedModel:
             raise ValueError(f"{kind} cannot be used: {self.takes.get(kind, 'the model does not accept this kind')}")
         reader.check(request, most_at_once)
 
-    def told_to_drafters(self, embedding_width: int | None) -> dict[str, int]:
+    def channel_fields(self, embedding_width: int | None) -> dict[str, int]:
         """Returns fields of a `ChannelSpec`: the vocabulary size, and fields for media spans.
 
         Args:
@@ -185,7 +185,7 @@ class LoadedModel:
         spec, reader = {"vocab_size": self.vocab_size}, self.reader
         if reader is None or embedding_width is None:
             return spec
-        return spec | reader.told(embedding_width if embedding_width == self.hidden_size else 0)
+        return spec | reader.channel_fields(embedding_width if embedding_width == self.hidden_size else 0)
 
     def part_figures(self) -> dict[str, dict[str, float]]:
         """Returns the parts' figures, by part name; parts without figures are left out."""

@@ -102,7 +102,7 @@ class SpanReader(ModelPart, ABC):
         """
 
     @abstractmethod
-    def told(self, width: int) -> dict[str, int]:
+    def channel_fields(self, width: int) -> dict[str, int]:
         """Returns fields of a `ChannelSpec` for a drafter that reads embeddings of width `width`."""
 
     @abstractmethod

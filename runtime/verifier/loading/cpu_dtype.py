@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from wingbeat.kernels.disk_cache import cache_dir, keep, recall
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model
 from wingbeat.runtime.verifier.loading.round_trial import ROWS, decode_rounds, least_seconds, share
@@ -65,5 +65,7 @@ def load_in_faster_dtype(folder: Path, device: torch.device, deterministic: bool
 
 def _key(folder: Path, deterministic: bool) -> str:
     machine = (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    described = repr((machine, first("library_fingerprint"), (folder / "config.json").read_text(), deterministic))
+    described = repr(
+        (machine, first_result("library_fingerprint"), (folder / "config.json").read_text(), deterministic)
+    )
     return hashlib.sha256(described.encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.hugging_face import one_line
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -149,7 +149,7 @@ def prepare_model(
         references = reference_logits(model, texts)
         if references[0].rounding and written:
             references += reference_logits(model, written_texts(texts, written))
-        trial = first("open_trial", model, texts, division is None, refused)
+        trial = first_result("open_trial", model, texts, division is None, refused)
         stage = "it fails under our attention function"
         loaded = _switch(model, name, probed, kinds.remembered, division, deterministic)
         loaded.eight_bits = eight_bits
@@ -204,7 +204,7 @@ def _try_in_float32(
     try:
         remembered = check_cache(copy).remembered  # the copy's recurrent states are float32 too
         references = reference_logits(copy, texts)
-        trial = first("open_trial", copy, texts, division is None, {})
+        trial = first_result("open_trial", copy, texts, division is None, {})
     except Exception as error:
         if not is_part or isinstance(error, torch.OutOfMemoryError | MemoryError | BackendLost):
             raise

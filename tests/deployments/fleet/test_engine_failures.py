@@ -13,7 +13,7 @@ from tests.fakes import DEADLY, POISON, DeadlyEngine, FakeEngine, expected_token
 from wingbeat.deployments.fleet import connection as engine_connection
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import RequestFailed
-from wingbeat.deployments.fleet.wire import Conflated, Verdict, WireOutput, WireRequest, decode
+from wingbeat.deployments.fleet.wire import PendingOutputs, Verdict, WireOutput, WireRequest, decode
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput
 
@@ -96,14 +96,14 @@ def test_parameters_that_fit_no_tensor_end_their_request_alone(name, value, monk
 
 
 def test_an_output_that_cannot_be_read_ends_its_request_alone(monkeypatch):
-    put = Conflated.put
+    put = PendingOutputs.put
 
-    def corrupt(self: Conflated, output: WireOutput) -> None:
+    def corrupt(self: PendingOutputs, output: WireOutput) -> None:
         if output.number:
             output.finish_reason = "?"
         put(self, output)
 
-    monkeypatch.setattr(Conflated, "put", corrupt)
+    monkeypatch.setattr(PendingOutputs, "put", corrupt)
 
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         good = bystander(pool)

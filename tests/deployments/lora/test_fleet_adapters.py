@@ -84,13 +84,13 @@ def test_named_adapters_come_and_go_and_what_is_named_by_two_routers_is_loaded_o
         (other,) = await routers(source, 1)
         ones, others = named_in(pool), named_in(other)
         for named in (ones, others):
-            await named.take(LiveOptions(lora_modules={"sql": "/adapters/sql", "code": "/adapters/code"}))
+            await named.apply(LiveOptions(lora_modules={"sql": "/adapters/sql", "code": "/adapters/code"}))
         await until(lambda: knows(pool, "sql", "code") and knows(other, "sql", "code"))
         await FleetAdapters(pool).load("by_http", "/adapters/http")
         for named in (ones, others):
-            await named.take(LiveOptions(lora_modules={"code": "/adapters/code"}))
+            await named.apply(LiveOptions(lora_modules={"code": "/adapters/code"}))
         await until(lambda: knows(pool, "code", "by_http") and knows(other, "code", "by_http"))
-        await ones.take(LiveOptions(lora_modules={}))
+        await ones.apply(LiveOptions(lora_modules={}))
         await until(lambda: knows(other, "by_http"))
         await other.close()
 
@@ -103,7 +103,7 @@ def test_a_named_adapter_waits_for_an_engine(monkeypatch):
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         source.announce()
         await until(lambda: not pool.loads())
-        taking = asyncio.ensure_future(named_in(pool).take(LiveOptions(lora_modules={"sql": "/adapters/sql"})))
+        taking = asyncio.ensure_future(named_in(pool).apply(LiveOptions(lora_modules={"sql": "/adapters/sql"})))
         await asyncio.sleep(0.01)
         assert not taking.done()
         source.announce("a")
@@ -113,6 +113,6 @@ def test_a_named_adapter_waits_for_an_engine(monkeypatch):
         source.announce()
         await until(lambda: not pool.loads())
         with pytest.raises(ValueError, match=r"^user_config\.lora_modules: no engine has read 'code'$"):
-            await named_in(pool).take(LiveOptions(lora_modules={"code": "/adapters/code"}))
+            await named_in(pool).apply(LiveOptions(lora_modules={"code": "/adapters/code"}))
 
     run(scenario, "a")

@@ -24,4 +24,4 @@ def test_adapters_that_cannot_be_served_are_refused_before_any_is_loaded(tmp_pat
     given = settings if line.startswith("lora_update_dir is not set") else settings | {"lora_update_dir": tmp_path}
     front = ModelFront(AppConfig(**given), FakeHandle(), "a router")
     with pytest.raises(ValueError, match=f"^user_config.lora_modules: {line}"):
-        asyncio.run(NamedAdapters([front]).take(LiveOptions(lora_modules={"sql": "folder"})))
+        asyncio.run(NamedAdapters([front]).apply(LiveOptions(lora_modules={"sql": "folder"})))

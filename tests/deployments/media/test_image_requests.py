@@ -109,7 +109,7 @@ def test_a_model_of_text_is_served_without_the_libraries_and_the_code_of_media()
         "import sys\n"
         "sys.modules |= dict.fromkeys(('PIL', 'aiohttp', 'soundfile', 'soxr'))\n"
         "import torch\n"
-        "from wingbeat.deployments.parts import first\n"
+        "from wingbeat.deployments.parts import first_result\n"
         "from wingbeat.deployments.api.routes import create_app\n"
         "from wingbeat.deployments.app_config import AppConfig\n"
         "from wingbeat.runtime.engine.engine import Engine\n"

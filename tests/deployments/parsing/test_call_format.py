@@ -90,7 +90,7 @@ def test_an_answer_that_must_call_is_read_as_calls(parser: type[Parser], several
         text = walk(form, rng)
         if text is None:
             continue
-        message = parser().know(FUNCTIONS).parse(text)
+        message = parser().set_functions(FUNCTIONS).parse(text)
         assert not message.content.strip()
         check(message, several)
         texts.add(text)

@@ -63,14 +63,14 @@ def test_a_cut_anywhere_leaves_no_marks_and_is_read_the_same_in_pieces(name, tex
     num_calls = 0
     for length in range(len(text) + 1):
         part = text[:length]
-        content, reasoning, calls = read(kind().know(FUNCTIONS), part, [])
+        content, reasoning, calls = read(kind().set_functions(FUNCTIONS), part, [])
         assert SAID.startswith(content.rstrip()), part
         assert content.rstrip() == SAID or SAID not in part
         assert reasoning == ""
         assert len(calls) >= num_calls, part
         num_calls = len(calls)
         for cuts in (list(range(1, length)), sorted(rng.choices(range(length + 1), k=3))):
-            assert read(kind().know(FUNCTIONS), part, cuts) == (content, reasoning, calls), (part, cuts)
+            assert read(kind().set_functions(FUNCTIONS), part, cuts) == (content, reasoning, calls), (part, cuts)
     assert num_calls > 0
 
 
@@ -107,7 +107,7 @@ def test_a_list_of_forced_calls_that_is_cut_is_no_text():
     ],
 )
 def test_an_answer_in_json_that_is_no_call_stays(text):
-    assert read(LlamaJsonParser().know([Function("weather", {})]), text, [])[0] == text
+    assert read(LlamaJsonParser().set_functions([Function("weather", {})]), text, [])[0] == text
 
 
 def test_plain_text_under_harmony_stays():

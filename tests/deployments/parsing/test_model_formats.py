@@ -45,7 +45,7 @@ CITY = {"city": "Oslo"}
 
 def known(kind: type[Parser]) -> Callable[[], Parser]:
     def new() -> Parser:
-        return counting(kind).know(FUNCTIONS)
+        return counting(kind).set_functions(FUNCTIONS)
 
     new.__name__ = kind.__name__
     return new
@@ -269,13 +269,15 @@ def test_without_a_schema_every_name_is_a_function():
     assert found(Glm45Parser().parse(glm_call("other", days="3")))[1] == [("other", {"days": 3})]
     assert found(PythonicParser().parse("[other(days=3)]"))[1] == [("other", {"days": 3})]
     for schema in ({"properties": 3}, {"properties": {"days": 3}}, {"properties": {"days": {"$ref": "#/$defs/x"}}}):
-        parser = Qwen3CoderParser().know([Function("weather", schema)])
+        parser = Qwen3CoderParser().set_functions([Function("weather", schema)])
         assert found(parser.parse(qwen_call(days="3")))[1] == [("weather", {"days": 3})]
 
 
 def test_a_schema_that_refers_to_itself_ends():
     schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 100}}}
-    assert found(Glm45Parser().know([Function("f", schema)]).parse(glm_call("f", a="1")))[1] == [("f", {"a": 1})]
+    assert found(Glm45Parser().set_functions([Function("f", schema)]).parse(glm_call("f", a="1")))[1] == [
+        ("f", {"a": 1})
+    ]
 
 
 @pytest.mark.parametrize(

@@ -304,5 +304,5 @@ def test_every_field_of_rays_own_models_is_in_the_table() -> None:
 def test_lines_of_the_tables_name_settings(table: dict[str, Any]) -> None:
     named: list[str] = []
     for row in table.values():
-        written(row.says, lambda name: named.append(name) or name)
+        written(row.description, lambda name: named.append(name) or name)
     assert set(named) <= set(AppConfig.model_fields)

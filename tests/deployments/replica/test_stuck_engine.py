@@ -127,7 +127,7 @@ def test_an_engine_that_waits_for_a_rank_that_has_ended_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """As in a captured round, whose collectives have no time limit: the engine handles no message."""
-    hook = verifier_replica.first
+    hook = verifier_replica.first_result
     monkeypatch.setattr(engine_life, "STOP_S", 0.1)
 
     async def scenario() -> None:
@@ -136,7 +136,7 @@ def test_an_engine_that_waits_for_a_rank_that_has_ended_is_killed(
         def launch(name: str, *args: Any) -> Any:
             return partial(Ranks, ended) if name == "launch_ranks" else hook(name, *args)
 
-        monkeypatch.setattr(verifier_replica, "first", launch)
+        monkeypatch.setattr(verifier_replica, "first_result", launch)
         async with pool_of("a", engine_factory=f"{ENGINES}:build_plain", engine_stuck_after_s=600.0) as pool:
             others = [bystander(pool, index) for index in range(3)]
             await until(lambda: pool.loads()[0].outstanding_tokens < 3 * 150)

@@ -20,7 +20,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.rollouts.test_served_weights import moved, values_of
 from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
-from wingbeat.deployments.rollouts.wire import Told
+from wingbeat.deployments.rollouts.wire import OperationResult
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -63,7 +63,7 @@ class Held:
         assert told.refused is told.conflict is None, told
         return told.value
 
-    def tell(self, name: str, *arguments: Any) -> Told:
+    def tell(self, name: str, *arguments: Any) -> OperationResult:
         told = self.operations[name](*arguments)
         return told.result(20) if isinstance(told, Future) else told
 

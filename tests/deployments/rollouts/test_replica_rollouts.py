@@ -14,7 +14,7 @@ from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.rollouts import replica_rollouts
 from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
 from wingbeat.deployments.rollouts.shared_tensors import shared_file
-from wingbeat.deployments.rollouts.wire import Finished, Told
+from wingbeat.deployments.rollouts.wire import Finished, OperationResult
 
 
 class Memory(ClusterMemory):
@@ -38,15 +38,15 @@ class Client:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple]] = []
-        self.answers: dict[str, Told] = {}
+        self.answers: dict[str, OperationResult] = {}
         self.takes, self.weights = True, ""
         self.files: dict[str, torch.Tensor] = {}
 
-    async def call(self, name: str, operation: str, arguments: tuple) -> Told:
+    async def call(self, name: str, operation: str, arguments: tuple) -> OperationResult:
         self.calls.append((operation, arguments))
         if operation == "update_weights" and "files" in arguments[0]:
             self.files = load_file(arguments[0]["files"][0])
-        return self.answers.get(operation, Told())
+        return self.answers.get(operation, OperationResult())
 
     def hold(self) -> None:
         self.takes = False
@@ -84,10 +84,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 def test_an_engine_without_weights_of_one_update_takes_no_requests():
     async def test() -> None:
         replica, client = await started({})
-        client.answers["abandon_update"] = Told(serves=False)
+        client.answers["abandon_update"] = OperationResult(serves=False)
         await replica.run("abandon_update")
         assert not client.takes
-        client.answers["finish_update"] = Told(Finished(3))
+        client.answers["finish_update"] = OperationResult(Finished(3))
         await replica.run("finish_update", weights="w")
         assert client.takes
 
@@ -99,7 +99,7 @@ def test_an_engine_that_starts_behind_an_update_has_lost_its_weights():
         kept: dict[bytes, str] = {}
         replica, client = await started(kept)
         assert client.calls == []
-        client.answers["finish_update"] = Told(Finished(3))
+        client.answers["finish_update"] = OperationResult(Finished(3))
         await replica.run("finish_update", (None, False), weights="w")
         assert client.weights == "w"
         later, another = await started(kept)
@@ -113,9 +113,11 @@ def test_an_engine_that_starts_behind_an_update_has_lost_its_weights():
 
 
 @pytest.mark.parametrize(
-    "told", [Told(refused="x"), Told(conflict="x"), Told(Finished(1, of_head=True))], ids=["refused", "early", "head"]
+    "told",
+    [OperationResult(refused="x"), OperationResult(conflict="x"), OperationResult(Finished(1, of_head=True))],
+    ids=["refused", "early", "head"],
 )
-def test_the_weights_stay_where_no_update_of_them_is_finished(told: Told):
+def test_the_weights_stay_where_no_update_of_them_is_finished(told: OperationResult):
     async def test() -> None:
         kept: dict[bytes, str] = {}
         replica, client = await started(kept)
@@ -132,7 +134,7 @@ def test_an_update_whose_trainer_is_silent_is_given_up_and_one_that_goes_on_is_n
     async def test() -> None:
         replica, client = await started({})
         for name in ("start_update", "update_weights", "is_paused"):
-            client.answers[name] = Told(is_open=True)
+            client.answers[name] = OperationResult(is_open=True)
         await replica.run("start_update")
         for _ in range(4):
             await asyncio.sleep(0.1)

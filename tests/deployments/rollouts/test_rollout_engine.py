@@ -13,7 +13,7 @@ from tests.runtime.models import engine_config, greedy_params, new_engine, rando
 from tests.runtime.rollouts.test_served_weights import moved
 from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
 from wingbeat.deployments.rollouts.trainer import _free_port
-from wingbeat.deployments.rollouts.wire import Told
+from wingbeat.deployments.rollouts.wire import OperationResult
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.verifier.loading.loader import prepare_model
@@ -78,7 +78,7 @@ def test_a_pause_that_waits_answers_when_all_have_ended_and_later_ones_wait(by_o
     held.add("later ")
     assert not told.done()
     assert held.run().texts() == by_old
-    assert told.result(0) == Told()
+    assert told.result(0) == OperationResult()
     assert held.texts("later ") == [[]] * len(PROMPTS)
     held.do("resume")
     assert held.run().texts("later ") == by_old
@@ -321,7 +321,7 @@ def test_a_drain_ends_where_the_last_request_is_aborted():
     told = held.operations["pause"]("wait")
     held.engine.abort_request("0")
     held.run()
-    assert told.result(0) == Told()
+    assert told.result(0) == OperationResult()
 
 
 def test_a_loop_hears_of_rounds_and_a_sleep_that_is_refused_aborts_nothing():

@@ -9,7 +9,7 @@ from wingbeat.kernels.alike.product import AlikeWeight
 def launch_all() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for columns in (512, 6144):  # with splits and without
-            weight = AlikeWeight.of(torch.zeros(columns, 1024 if columns == 512 else 256, dtype=dtype))
+            weight = AlikeWeight.wrap(torch.zeros(columns, 1024 if columns == 512 else 256, dtype=dtype))
             for num_rows in (1, 32, 64, 2048):
                 rows = weight.weight.new_zeros(num_rows, weight.weight.shape[1])
                 triton_alike.product(rows, weight, rows.new_zeros(columns), rows.new_zeros(num_rows, columns), True)

@@ -31,7 +31,7 @@ def multiply(rows: torch.Tensor, weight: AlikeWeight, bias: torch.Tensor | None 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_a_product_is_that_of_the_numbers(dtype, poisoned_memory):
     matrix, bias = draw(COLUMNS, INPUTS, dtype=dtype), draw(COLUMNS, dtype=dtype, seed=1)
-    weight = AlikeWeight.of(matrix)
+    weight = AlikeWeight.wrap(matrix)
     assert kernels.num_splits(weight.weight.device, COLUMNS, INPUTS) == 2
     for count in (5, 70):
         rows, total = draw(count, INPUTS, dtype=dtype, seed=2), draw(count, COLUMNS, dtype=dtype, seed=3)
@@ -46,7 +46,7 @@ def test_a_product_is_that_of_the_numbers(dtype, poisoned_memory):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 def test_a_row_has_the_same_bits_alone_and_among_others(dtype):
-    weight = AlikeWeight.of(draw(COLUMNS, INPUTS, dtype=dtype))
+    weight = AlikeWeight.wrap(draw(COLUMNS, INPUTS, dtype=dtype))
     row = draw(1, INPUTS, dtype=dtype, seed=4)
     alone = multiply(row, weight).view(torch.int32)
     for count in COUNTS if dtype == torch.bfloat16 else COUNTS[:5]:

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from tests.kernels.packed.weights import KINDS, grouped_weight
 from wingbeat.kernels.packed import triton as triton_packed
 from wingbeat.kernels.packed.experts import Routes, experts_product
-from wingbeat.kernels.packed.matrix import lay, packed_product, side_by_side
+from wingbeat.kernels.packed.matrix import packed_product, side_by_side, to_step_layout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 def product(kind, num_rows, bias=None, add=False, dtype=torch.float32, inputs=256):
     """The kernel's and the reference's."""
-    matrix = lay(grouped_weight(kind, inputs=inputs))
+    matrix = to_step_layout(grouped_weight(kind, inputs=inputs))
     rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(7)).to(dtype)
     rows = rows if matrix.order is None else rows[:, matrix.order].contiguous()
     matrix = matrix._replace(order=None)
@@ -62,7 +62,7 @@ def test_unpacked_numbers_are_those_of_the_file(request, kind, dtype):
     if DEVICE.type == "cpu" and request.config.getoption("--ptx") is None:
         dtype = {torch.bfloat16: torch.float16}.get(dtype, dtype)  # which the interpreter cuts off
     weight = grouped_weight(kind)
-    matrix, dense = lay(weight)._replace(order=None).to(DEVICE), weight._replace(order=None).dense()
+    matrix, dense = to_step_layout(weight)._replace(order=None).to(DEVICE), weight._replace(order=None).dense()
     assert torch.equal(triton_packed.unpack(matrix, dtype).cpu(), dense.to(dtype))
     chosen = torch.tensor([36, 0, 36, 12])
     assert torch.equal(triton_packed.unpack(matrix, dtype, chosen.to(DEVICE)).cpu(), dense[chosen].to(dtype))
@@ -72,7 +72,7 @@ def test_unpacked_numbers_are_those_of_the_file(request, kind, dtype):
 @pytest.mark.parametrize(("num_rows", "has_bias"), [(1, False), (9, True), (60, False)])
 def test_products_of_experts_are_their_reference(kind, num_rows, has_bias):
     num_experts, choices, draw = 5, 2, torch.Generator().manual_seed(num_rows)
-    matrix = side_by_side([lay(grouped_weight(kind, 37)) for _ in range(num_experts)])
+    matrix = side_by_side([to_step_layout(grouped_weight(kind, 37)) for _ in range(num_experts)])
     rows = torch.randn(num_rows, 256, generator=draw)
     chosen = torch.rand(num_rows, num_experts, generator=draw).argsort(dim=1)[:, :choices].clamp(max=3)
     routes, bias = Routes.of(chosen, num_experts), torch.arange(37.0 * num_experts) if has_bias else None

@@ -23,12 +23,12 @@ def alike_verifier(num_layers: int) -> LoadedModel:
     for linear in model.modules():
         if isinstance(linear, nn.Linear):
             linear.__class__ = AlikeLinear
-            linear.lay()
+            linear.repack()
     fuse(model, loaded.decoder_layers, loaded.layers, OPS["cuda"])
     place(model)
     for linear in model.modules():
         if isinstance(linear, AlikeLinear):
-            linear.lay()
+            linear.repack()
     assert widen_logits(model)
     loaded.deterministic = True
     return loaded

@@ -23,7 +23,7 @@ def fused(name: str) -> tuple[nn.Module, nn.ModuleList]:
     for linear in model.modules():
         if type(linear) is nn.Linear:
             linear.__class__ = AlikeLinear
-            linear.lay()
+            linear.repack()
     layers = model.model.layers
     model.set_attn_implementation(ATTENTION_NAME)
     fuse(model, layers, probed.layers, LayerOps(*(getattr(reference, name) for name in LayerOps._fields)))

@@ -15,7 +15,7 @@ from wingbeat.runtime.drafters.sampling_rules import RequestRules
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, no_rules, prompt_lens
-from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
+from wingbeat.runtime.round.published_rules import MOST_BIASED, has_rules, listed
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
 

@@ -21,7 +21,7 @@ from wingbeat.runtime.drafters import merged_batch
 from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.grammar.grammar_masker import MOST_SLOW, GrammarMasker, fill_row
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
-from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
+from wingbeat.runtime.scheduling.request import GrammarSpec, RequestTooExpensive
 
 
 def packed(allowed, vocab_size):
@@ -227,5 +227,5 @@ def test_a_matcher_that_refuses_what_its_masks_allow_is_too_dear(loaded, grammar
             masker.fill(*drafted, masks)
             masker.accept(token_id)
 
-    with pytest.raises(TooDear, match=r"structured_outputs\.grammar takes more"):
+    with pytest.raises(RequestTooExpensive, match=r"structured_outputs\.grammar takes more"):
         write()

@@ -275,13 +275,13 @@ def test_a_quantised_head_is_refused_where_no_part_reads_it(folder, fields, edit
     edit_config(folder, **fields)
     if edit is not None:
         edit_tensors(folder, edit)
-    monkeypatch.setattr(plain_weights, "first", lambda *given: None)
+    monkeypatch.setattr(plain_weights, "first_result", lambda *given: None)
     with pytest.raises(UnsupportedCheckpointError, match=f"^a head quantised by {way} is not supported: no "):
         load(folder)
 
 
 def test_a_head_of_compressed_attention_is_refused_where_no_part_reads_it(folder, monkeypatch):
     edit_config(folder, kv_lora_rank=8)
-    monkeypatch.setattr(head_config, "first", lambda *given: None)
+    monkeypatch.setattr(head_config, "first_result", lambda *given: None)
     with pytest.raises(CheckpointError, match=r"^a head with compressed attention \(MLA\) is not supported$"):
         load(folder)

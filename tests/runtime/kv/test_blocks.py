@@ -295,11 +295,11 @@ def test_a_reset_forgets_all_but_pinned_prefixes():
     manager.pin(kept)
     manager.release(kept)
     manager.release(lost)
-    manager.log.take()
+    manager.log.drain()
     manager.reset_cache()
     assert manager.match_prefix([1, 2, 3, 4, 5]) == kept
     assert manager.match_prefix([5, 6, 7]) == []
-    changes = manager.log.take()
+    changes = manager.log.drain()
     assert (changes.cleared, len(changes.cached)) == (True, 2 * 8)
     manager.check_integrity([])
 

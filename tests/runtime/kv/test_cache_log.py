@@ -19,7 +19,7 @@ def test_whoever_applies_the_changes_of_a_busy_cache_knows_its_content_at_every_
         for place, block_id in enumerate(table):
             parent = manager.register(block_id, parent, prompt[2 * place : 2 * place + 2])
         manager.release(table)
-        if rng.random() < 0.3 and (changes := manager.log.take()) is not None:
+        if rng.random() < 0.3 and (changes := manager.log.drain()) is not None:
             known = set() if changes.cleared else known
             known -= set(split_hashes(changes.dropped))
             known |= set(split_hashes(changes.cached))
@@ -31,14 +31,14 @@ def test_what_comes_and_goes_between_two_questions_is_not_told():
     log, block_hash = CacheLog(), hash_block(ROOT_HASH, [1, 2])
     log.cached(block_hash)
     log.dropped(block_hash)
-    assert log.take() is None
+    assert log.drain() is None
 
 
 def test_changes_that_are_passed_on_together_say_the_same_as_one_after_the_other():
     log, (one, two) = CacheLog(), (hash_block(ROOT_HASH, [n])[:HASH_BYTES] for n in (1, 2))
     log.add(CacheChanges(cached=one))
     log.add(CacheChanges(dropped=one, cached=two))
-    assert log.take() == CacheChanges(cached=two)
+    assert log.drain() == CacheChanges(cached=two)
     log.add(CacheChanges(dropped=two))
     log.add(CacheChanges(cleared=True, cached=one))
-    assert log.take() == CacheChanges(cleared=True, cached=one)
+    assert log.drain() == CacheChanges(cleared=True, cached=one)

@@ -100,7 +100,7 @@ def texts(counts, length=200):
 def grouped(tokens):
     histograms = [histogram(text) for text in tokens]
     groups = TextGroups(torch.stack(histograms))
-    return groups, [groups.of(text) for text in histograms]
+    return groups, [groups.find_group(text) for text in histograms]
 
 
 def test_kinds_of_text_become_groups():
@@ -119,7 +119,7 @@ def test_few_texts_are_one_group(counts):
     tokens, _ = texts(counts) if counts else (torch.zeros(0, 200, dtype=torch.long), [])
     groups = TextGroups(torch.stack([histogram(text) for text in tokens]) if counts else torch.zeros(0, WIDTH))
     assert groups.count == 1
-    assert groups.of(histogram(torch.tensor([1, 2, 3]))) == 0
+    assert groups.find_group(histogram(torch.tensor([1, 2, 3]))) == 0
 
 
 def test_texts_of_a_small_group_are_judged_in_none_and_are_not_among_those_of_others():

@@ -263,7 +263,7 @@ def test_a_swap_that_raises_leaves_the_head_before_whole(tmp_path, monkeypatch):
     if drafter.passes is None:
         pytest.skip("the swap has one step where torch drafts")
     head = drafter.head
-    monkeypatch.setattr(drafter.passes, "take", unlucky)
+    monkeypatch.setattr(drafter.passes, "use_weights", unlucky)
     with pytest.raises(OverflowError):
         drafter.take_head(drafter.prepare_head(changed(kind.source, tmp_path / "other")))
     assert drafter.head is head

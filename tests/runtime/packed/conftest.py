@@ -3,7 +3,7 @@
 import pytest
 
 from wingbeat.runtime.packed import modules
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.quantised import packed_loading
 from wingbeat.runtime.verifier.layers.fused import LayerOps
 
@@ -13,9 +13,9 @@ def as_on_a_gpu(monkeypatch):
     """No other part holds weights, and layers are those of `LayerOps`."""
 
     def first_of_all(name, *given):
-        return getattr(modules, name)(*given) if name in ("pack_weight", "pack_experts") else first(name, *given)
+        return getattr(modules, name)(*given) if name in ("pack_weight", "pack_experts") else first_result(name, *given)
 
     ops = LayerOps()
     monkeypatch.setattr(modules, "DEVICES", {"cpu"})
-    monkeypatch.setattr(packed_loading, "first", first_of_all)
+    monkeypatch.setattr(packed_loading, "first_result", first_of_all)
     monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})

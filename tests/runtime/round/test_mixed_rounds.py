@@ -253,7 +253,7 @@ def test_pieces_lie_where_captured_rounds_look_and_no_capture_stores_an_earlier_
     assert not pieces.stores[3 * PIECE_ROWS :].any()
     rows = torch.arange(4.0 * PIECE_ROWS)[:, None]
     buffers.keep(ModelOutput(rows[:4].expand(-1, 11), rows.expand(-1, 3)))
-    logits, taps = buffers.take(4, num_samples=2, num_tokens=PIECE_ROWS + 8)
+    logits, taps = buffers.latest_output(4, num_samples=2, num_tokens=PIECE_ROWS + 8)
     assert logits[:, 0].tolist() == [0, 1]
     assert taps[:, 0].tolist() == cut.real.tolist()
     buffers.reserve(ModelOutput(torch.zeros(1, 11), torch.zeros(1, 3)))

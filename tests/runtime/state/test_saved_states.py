@@ -15,7 +15,7 @@ def manager(num_rows, num_blocks=9, size=4, interval=4):
 def fill(blocks, tokens, saved=()):
     """A sequence's full blocks, registered; states are taken at the ends of those in `saved`."""
     table, parent = blocks.allocate(len(tokens) // 4), bytes(16)
-    rows = [blocks.beside.take(table[index]) for index in saved]
+    rows = [blocks.beside.allocate_row(table[index]) for index in saved]
     for index, block in enumerate(table):
         parent = blocks.register(block, parent, tokens[4 * index : 4 * index + 4])
     return table, rows
@@ -62,7 +62,7 @@ def test_of_more_states_than_rows_the_last_ones_of_a_prompt_stay():
 def test_states_of_blocks_that_are_never_full_are_nobodys():
     blocks = manager(1)
     table = blocks.allocate(1)
-    assert blocks.beside.take(table[0]) is not None
+    assert blocks.beside.allocate_row(table[0]) is not None
     blocks.release(table)
     blocks.check_integrity([])
     assert blocks.beside.lend() is not None

@@ -8,7 +8,7 @@ from tests.deployments.http_world import TOKENIZER, complete
 
 def test_drafts_from_other_requests_texts_are_shown_only_where_they_were_accepted():
     pool = TracedPool("abc", 3)
-    pool.info = replace(pool.info, remembers=True)
+    pool.info = replace(pool.info, drafts_from_other_requests=True)
     (choice,) = complete(pool, speculation=TRACE).json()["choices"]
     tree = choice["rounds"][0]["tree"]
     assert tree["token_ids"] == [7, None, *TOKENIZER.encode("ab")]

@@ -14,7 +14,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.one_pass.head import OnePassHead
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensorrt.backend import LoadedEngine, TensorRTBackend, engine_limits, load_engine
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
@@ -105,8 +105,8 @@ class TorchSession:
 
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Configuration of an engine directory's verifier."""
-    more = first("graph_room", loaded, limits)
-    visual = first("visual_of", loaded)
+    more = first_result("graph_room", loaded, limits)
+    visual = first_result("visual_of", loaded)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),

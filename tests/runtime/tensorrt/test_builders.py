@@ -12,7 +12,7 @@ from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
 from wingbeat.runtime.one_pass.head import OnePassHead
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, Limits
@@ -82,7 +82,7 @@ def of_shape(name: str, dtype: torch.dtype) -> LoadedModel:
 def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dtype, max_loras, tmp_path):
     loaded, file = of_shape(name, dtype), tmp_path / "eagle_base.onnx"
     taps = tuple(range(len(loaded.layers)))
-    room = first("graph_room", loaded, LIMITS.model_copy(update={"max_loras": max_loras} if max_loras else {}))
+    room = first_result("graph_room", loaded, LIMITS.model_copy(update={"max_loras": max_loras} if max_loras else {}))
     assert room is None if max_loras == 0 else len(room.specs(dtype)) == 1 + 2 * 7
     export_base(loaded, taps, LIMITS, GraphOps(24, dtype), file, room)
     for capability in CAPABILITIES:

@@ -75,9 +75,9 @@ def test_a_step_much_slower_than_its_matrix_products_is_named(monkeypatch, caplo
     times = StepTimes(torch.float32, torch.device("cpu"))
     with caplog.at_level(logging.WARNING):
         for _ in range(12):
-            with times.part("forward pass"):
+            with times.measure("forward pass"):
                 now[0] += 0.25 * seconds
-            with times.part("optimizers"):
+            with times.measure("optimizers"):
                 now[0] += 0.75 * seconds
             times.end_step(lambda: torch.ones(64, 64) @ torch.ones(64, 64))
     told = f"{seconds:.2f} s" in caplog.text and f"optimizers {0.75 * seconds:.2f} s" in caplog.text

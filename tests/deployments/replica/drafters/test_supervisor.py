@@ -232,7 +232,7 @@ def test_where_the_engine_ends_while_its_drafter_is_being_replaced_none_is_left_
         if during == "renew":
             drafter.renew = stand_still
         else:
-            world.supervisor._back_off.take = lambda: 5.0
+            world.supervisor._back_off.next_pause = lambda: 5.0
             sleep = world.time.sleep
             world.supervisor._sleep = lambda seconds: stand_still() if seconds == 5.0 else sleep(seconds)
         running = asyncio.create_task(world.supervisor.run())

@@ -9,7 +9,7 @@ import torch
 from tests.runtime.adaptive.test_adaptive import paths
 from tests.runtime.models import CHAIN, TREE, Run, engine_config, greedy_params, new_engine, reference
 from tests.runtime.scripted import ScriptedDrafter, right_chain, tree_tensors
-from wingbeat.kernels.cpu.drafted import Present, Shape
+from wingbeat.kernels.cpu.drafted import Shape, SlotTensors
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.cpu.adaptive.host_speculation import HostSpeculation
 from wingbeat.runtime.cpu.round.host_trees import HostTrees
@@ -45,7 +45,7 @@ def running(count):
 def verified(whole, seqs, price=0.0):
     config = engine_config(SHAPES["tree"])
     state = SlotState(config, 100, torch.device("cpu"))
-    present = Present(*(getattr(state, name) for name in Present._fields))
+    present = SlotTensors(*(getattr(state, name) for name in SlotTensors._fields))
     intake = cpu_kernels().draft_intake(present, Shape(100, False, config.block_size, 100))
     trees = HostTrees.of_checked(intake, torch.arange(len(seqs)), whole)
     chosen = HostSpeculation(Priced(price)).prune(trees, seqs, trees)

@@ -53,7 +53,7 @@ def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains)
     arrived = HostInbox(intake_of(config, state)).collect(reply, rows)
     by = (None if part is None else torch.from_numpy(part) for part in (acceptance.table, EDGES, prices))
     by_request = [rng.randrange(len(acceptance.table)) for _ in range(count)]
-    taken = arrived.take(NodeChoice(*by, useful, forced, by_request, max_depth))
+    taken = arrived.choose_nodes(NodeChoice(*by, useful, forced, by_request, max_depth))
 
     assert (taken is None) == (believed is None)
     if believed is None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
-from wingbeat.kernels.cpu.drafted import Present, Shape
+from wingbeat.kernels.cpu.drafted import Shape, SlotTensors
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.round.reference import DraftedFor, TreeRules, believed
 from wingbeat.kernels.tree.reference import ancestor_words
@@ -74,7 +74,7 @@ def engine_state(rng, *, chains=False):
 
 
 def intake_of(config, state, last_position=100):
-    present = Present(*(getattr(state, name) for name in Present._fields))
+    present = SlotTensors(*(getattr(state, name) for name in SlotTensors._fields))
     shape = Shape(VOCAB, config.speculation.draft_top_k == 1, config.block_size, last_position)
     return cpu_kernels().draft_intake(present, shape)
 
@@ -194,5 +194,5 @@ def test_nodes_see_what_the_reference_says(num_nodes, shape):
     parents = random_parents(random.Random(num_nodes), 3, num_nodes, shape)
     ids = torch.ones_like(parents)
     trees = TokenTree(ids, parents, depths_of(parents.clamp_min(0)), ids.float(), ids[:, 0] * num_nodes)
-    taken = HostTrees.of_checked(intake_of(config, state), torch.arange(3), trees).take()
+    taken = HostTrees.of_checked(intake_of(config, state), torch.arange(3), trees).choose_nodes()
     assert torch.equal(taken.ancestors, ancestor_words(parents))

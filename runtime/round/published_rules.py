@@ -17,7 +17,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 _BAN = float("-inf")
 
 
-class ToldRules:
+class PublishedRules:
     """Published sampling rules of an engine's slots."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:

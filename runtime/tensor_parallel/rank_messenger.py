@@ -14,14 +14,14 @@ from wingbeat.runtime.verifier.layers.model_part import ModelPart
 from wingbeat.runtime.verifier_errors import BackendLost
 
 
-class Told(NamedTuple):
+class GraphMessage(NamedTuple):
     """Message in a graph: the form is fixed; the bytes change with each replay."""
 
     form: bytes
     num_bytes: int
 
 
-class Telling:
+class RankMessenger:
     """Sends messages in the order of the work that they announce. During a capture, only the messages' tensors are
     broadcast, by operations in the graph.
 
@@ -37,9 +37,9 @@ class Telling:
         self._pool: PoolShape | None = None
         self._moves: list[tuple[Tensor, Tensor]] = []
         self._in_step = True
-        self._learnt: list[Told] | None = None
+        self._learnt: list[GraphMessage] | None = None
         """Messages recorded for a capture during its warm-up run; None at other times."""
-        self._captured: Iterator[Told] | None = None
+        self._captured: Iterator[GraphMessage] | None = None
         """Messages that the running capture still has to send; None outside a capture."""
 
     @contextmanager
@@ -93,7 +93,7 @@ class Telling:
         self._say(self._message()._replace(written=(name, value)))
 
     @contextmanager
-    def learnt(self) -> Iterator[list[Told]]:
+    def learnt(self) -> Iterator[list[GraphMessage]]:
         """Context manager that appends the messages sent inside it to the yielded list."""
         self._learnt = []
         try:
@@ -102,7 +102,7 @@ class Telling:
             self._learnt = None
 
     @contextmanager
-    def captured(self, script: list[Told]) -> Iterator[None]:
+    def captured(self, script: list[GraphMessage]) -> Iterator[None]:
         """Context manager around a capture, which must send exactly the messages of `script`."""
         self._captured = iter(script)
         try:
@@ -124,7 +124,7 @@ class Telling:
             return
         self.ranks.tell(form, numbers)
         if self._learnt is not None:
-            self._learnt.append(Told(form, len(numbers)))
+            self._learnt.append(GraphMessage(form, len(numbers)))
 
     def _use(self, caches: list[tuple[Tensor, Tensor]]) -> None:
         keys = caches[0][0]
