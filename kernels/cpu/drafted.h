@@ -96,7 +96,7 @@ struct Intake {
 
 // Sizes of the results of `take_trees`.
 struct Taken {
-    int64_t believed;      // 0 if no tree is usable
+    int64_t is_usable;     // 0 if no tree is usable
     int64_t width;         // maximum number of kept nodes; 1 if only roots are left
     int64_t num_rows;      // kept nodes of all trees, without padding
     int64_t num_blocks;    // columns of the block tables

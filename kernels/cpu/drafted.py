@@ -63,7 +63,7 @@ class Intake(Structure):
 class Taken(Structure):
     """Sizes of the results of `wingbeat_take_trees`."""
 
-    _fields_ = [(name, c_int64) for name in ("believed", "width", "num_rows", "num_blocks", "num_drafting", "levels")]
+    _fields_ = [(name, c_int64) for name in ("is_usable", "width", "num_rows", "num_blocks", "num_drafting", "levels")]
 
 
 TreeFields = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -237,7 +237,7 @@ class DraftIntake:
         self._rooms.rotate()
         room.reserve(num_reqs * (source.num_nodes * (12 + source.num_words) + 3) + 1)
         self._take(source.reference, *room.addresses, self._taken_reference)
-        return room.views(taken, num_reqs, source.num_nodes if by is not None else 0) if taken.believed else None
+        return room.views(taken, num_reqs, source.num_nodes if by is not None else 0) if taken.is_usable else None
 
     def _source(self, sent: ReplyTensors) -> "_Source":
         """Returns the C++ description of a reply.

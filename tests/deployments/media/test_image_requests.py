@@ -116,7 +116,7 @@ def test_a_model_of_text_is_served_without_the_libraries_and_the_code_of_media()
         "from wingbeat.runtime.demo import demo_pair\n"
         "from wingbeat.runtime.verifier.loading.loader import load_model\n"
         "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
-        "assert first('prompt_reader', AppConfig(), loaded.takes, None, None) is None\n"
+        "assert first_result('prompt_reader', AppConfig(), loaded.takes, None, None) is None\n"
         "print(*sys.modules)"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
