@@ -35,7 +35,7 @@ class Access:
     paths.
     """
     operators_only_by_key: bool = False
-    """Matters only if `operator_keys` is empty: whether operators' paths are then refused to all clients."""
+    """Whether operators' paths are refused to all clients if `operator_keys` is empty; otherwise without effect."""
 
     @classmethod
     def of_server(

@@ -77,7 +77,7 @@ class CompletionService:
             aliases: further names of the model, without its first name.
             beside: another service of the same router, from which this service takes `sizes` (limit on the bytes of
                 held answers) and `turn`, so that the services share them.
-            of_parts: by name, the objects that routes of parts use; see the hook `surface` in
+            of_parts: objects, by name, that the routes of optional parts use; see the hook `surface` in
                 `wingbeat.deployments.parts`.
         """
         self.pool = pool

@@ -41,8 +41,8 @@ _MAY_LACK_BODY = frozenset().union(*hooks("optional_bodies"))
 _CORS = {"access-control-expose-headers": f"X-Request-Id, Retry-After, {HEADER}", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
 _MOST_TOLD = 1024
-"""Maximum number of sets of ignored fields that are remembered as logged. Each set is logged once, because an agent
-sends the same fields with each request.
+"""Maximum number of different sets of ignored fields that are remembered. A remembered set is not logged again, because
+an agent sends the same fields with each request.
 """
 
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: limits the memory of all bodies, and sends an answer before its request's body is complete."""
+"""Request bodies: limits the memory of all bodies together, and answers requests whose body has not arrived completely."""
 
 import asyncio
 from collections.abc import Iterator

@@ -92,7 +92,7 @@ def create_app(
 async def generated_answer(
     request: Request, service: CompletionService, generation: Generation, shape: ResponseShape, stream: bool
 ) -> Response:
-    """Runs a generation; returns its answer in this shape, whole or as a stream."""
+    """Runs a generation; returns its answer in the form `shape`, whole or as a stream."""
     deltas = service.run(generation)
     room = service.sizes.held(generation.answer_bytes)
     if stream:

@@ -14,7 +14,8 @@ class RolloutCalls:
     fields.
 
     Raises:
-        ApiError: raised by each method where HTTP would return this error; Serve makes it the cause of its own error.
+        ApiError: raised by each method for a request that HTTP would answer with this error. The caller gets an error
+            of Serve whose cause is the ApiError.
     """
 
     _models: ServedModels

@@ -1,5 +1,5 @@
-"""Limits the bytes of details about tokens, for each answer and for all answers together. The limits are checked before
-anything is generated.
+"""Limits the bytes of details about tokens (log-probabilities, token ids, rounds), for each answer and for all answers
+together. The limits are checked before anything is generated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +44,8 @@ class AnswerSizes:
         """Bytes reserved for answers that have not been sent."""
 
     def most_tokens(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], most: int) -> int:
-        """Returns the maximum tokens per choice: `most`, or fewer (at least 1) so that the details fit into
-        `max_bytes`.
+        """Returns the maximum number of tokens per choice: `most`, or a smaller number (at least 1) if the details
+        would otherwise exceed `max_bytes`.
         """
         by_token = sum(cost.answer for cost in _costs(body)) * body.num_choices * len(num_prompt_tokens)
         if not by_token:

@@ -42,7 +42,9 @@ class PieceStream(StreamingResponse):
         headers: dict[str, str] | None = None,
         held: ExitStack | None = None,
     ) -> None:
-        """Makes the response; `held` is closed when all pieces are sent or the client has disconnected."""
+        """Makes the response. `held` holds the contexts that reserve memory for the response; they are closed when all
+        pieces are sent or the client has disconnected.
+        """
         super().__init__(_prepend(first, rest), headers=headers)
         self._rest, self._held = rest, held or ExitStack()
 
@@ -82,7 +84,7 @@ async def long_answer(
     """Like `whole_answer`, but for a body with `LongList`s, which is written in pieces as fast as the client reads
     them.
 
-    `room` is a context that reserves the answer's bytes; it is left once the answer is sent.
+    `room` is a context manager that reserves memory for the answer until the answer is sent.
     """
     with ExitStack() as held:
         try:
@@ -94,7 +96,7 @@ async def long_answer(
 
 
 async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None = None) -> Response:
-    """Returns a response that writes a body with `LongList`s in pieces; `held` is closed when all pieces are sent."""
+    """Returns a response that writes a body with `LongList`s in pieces. For `held`, see `PieceStream`."""
     pieces = paced(json_pieces(fragments(body)), turn)
     first = await anext(pieces)
     second = await anext(pieces, None)

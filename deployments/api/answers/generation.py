@@ -1,4 +1,4 @@
-"""Data of a checked request: prompts, choices, deltas of choices, and bodies of the extension `rounds`."""
+"""Data classes for a checked request: its prompts and choices, and the deltas (new text and tokens) of each choice."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -125,7 +125,7 @@ class Prompt(NamedTuple):
     echo_skips_special: bool = True
     """Whether `echo` leaves out special tokens of the prompt."""
     end: str = ""
-    """End of a conversation's text; empty for a completion."""
+    """Last `PROMPT_END_CHARS` characters of the text that the chat template has rendered; empty for a completion."""
     spans: tuple[PromptSpan, ...] = ()
 
 
@@ -187,8 +187,8 @@ class Generation:
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether a prompt has several choices and its log-probabilities are reported. Only the deltas of the first
-        choice carry them, so the other choices need them from there.
+        """Whether a prompt has several choices and log-probabilities of the prompt's tokens are reported. The engine
+        returns these log-probabilities only with a prompt's first choice, and the other choices share them.
         """
         return self.choices_per_prompt > 1 and self.choices[0].request.params.prompt_logprobs is not None
 

@@ -36,7 +36,9 @@ class LongPart:
 
 
 class SharedPart(LongPart):
-    """First part of several lists. Its JSON is made for the first of these lists and kept for the others."""
+    """Items with which several lists begin. The items' JSON is made when the first of these lists is written, and
+    reused for the other lists.
+    """
 
     _written: list[str] | None = None
 
@@ -107,8 +109,8 @@ def fragments(value: Any) -> Iterator[str]:
 
 
 async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[bytes, None]:
-    """Yields pieces. After each piece, the event loop runs other tasks before the next piece is made, by this or any
-    other call with the same lock.
+    """Yields pieces. Each piece is made while the lock `turn` is held, and the event loop runs other tasks before the
+    lock is released. Calls that share the lock therefore never make two pieces without a pause.
     """
     while True:
         async with turn:

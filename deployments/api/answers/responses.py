@@ -269,7 +269,9 @@ def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
 
 
 def _carrier(choices: list[dict[str, Any]]) -> int:
-    """Returns the index of the first chunk that has text; if no chunk has text, the index of the last chunk."""
+    """Returns the index of the chunk that carries the details about tokens: the first chunk that has text, or the last
+    chunk if no chunk has text.
+    """
     with_text = (index for index, choice in enumerate(choices) if choice.get("delta", {}).get("content"))
     return next(with_text, len(choices) - 1)
 

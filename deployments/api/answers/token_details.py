@@ -54,7 +54,9 @@ class Reported(NamedTuple):
     """Lists shared by several choices, by name; None if nothing is shared."""
 
     def part(self, name: str, as_value: "AsValue") -> LongPart:
-        """Returns a part of a list, with one value for each token."""
+        """Returns a part of a list. The part has one item for each token; `as_value` makes the item's JSON value. If
+        `parts` is set, equal calls of several choices get the same part, stored under `name`.
+        """
         tokens = range(len(self.token_ids))
         made = LongPart if self.parts is None else SharedPart
 

@@ -26,9 +26,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TEMPLATE_CHARS = 2**16
 
 MoreMessageFields = create_model("MoreMessageFields", __base__=(*hooks("message_fields"), MessageFields))
-"""Fields of a message, including those of the installed parts."""
+"""Fields of a message, including fields that optional parts of the application add."""
 MoreChatFields = create_model("MoreChatFields", __base__=(*(fields() for fields in hooks("chat_fields")), ChatFields))
-"""Fields of a request, including those of the installed parts."""
+"""Fields of a request, including fields that optional parts of the application add."""
 
 
 class ChatMessage(MoreMessageFields):

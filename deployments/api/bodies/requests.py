@@ -65,9 +65,9 @@ REQUEST_ID = r"^[!-~]{1,128}$"
 
 
 MoreFields = create_model("MoreFields", __base__=(*hooks("generation_fields"), SamplingFields))
-"""Fields of sampling, and fields that the installed parts add."""
+"""Fields of sampling, and fields that optional parts of the application add."""
 OF_PARTS = tuple(MoreFields.model_fields.keys() - SamplingFields.model_fields.keys())
-"""Names of the fields that installed parts have added."""
+"""Names of the fields that optional parts of the application have added."""
 
 
 class GenerationBody(MoreFields, RequestBody):
@@ -130,7 +130,7 @@ class GenerationBody(MoreFields, RequestBody):
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The caller's limit of tokens; None if there is none."""
+        """Maximum number of tokens to generate, as set by the caller; None if not set."""
         return self.max_tokens
 
     @property
@@ -143,7 +143,8 @@ class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
     default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
-    """Limit of tokens for requests without one; None: what fits in the context."""
+    """Maximum number of tokens to generate if the request sets no maximum; None means as many as fit into the context.
+    """
     unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/completions"), **COMPLETION}
 
     prompt: list[str] | list[list[int]]

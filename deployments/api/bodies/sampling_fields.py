@@ -24,8 +24,8 @@ MAX_BIAS = 100
 
 
 FieldsOfParts = create_model("FieldsOfParts", __base__=(*(fields() for fields in hooks("sampling_fields")), Part))
-"""Fields that the installed parts add. Each value has a method `engine_fields()`, which returns the fields of
-`SamplingParams` that the value sets.
+"""Fields that optional parts of the application add. Each value has a method `engine_fields()`, which returns the
+fields of `SamplingParams` that the value sets.
 """
 _OF_PARTS = tuple(FieldsOfParts.model_fields)
 

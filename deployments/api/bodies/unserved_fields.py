@@ -217,7 +217,9 @@ def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], pat
 
 
 def of_parts(path: str) -> dict[str, Unserved]:
-    """Returns the unsupported fields that parts declare for the endpoint at `path`, with their handling."""
+    """Returns the unsupported fields that optional parts of the application declare for the endpoint at `path`, with
+    the handling of each field.
+    """
     return merged("unserved_fields", path)
 
 

@@ -55,7 +55,7 @@ def add_description(app: FastAPI) -> None:
 
     @app.get("/docs")
     async def docs() -> HTMLResponse:
-        # The policy allows nothing except inline styles, because the page has no script and loads nothing.
+        # The security policy allows only inline styles, because the page has no script and loads nothing.
         return HTMLResponse(page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"})
 
 

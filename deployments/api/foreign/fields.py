@@ -1,8 +1,8 @@
 """Unsupported request fields of vLLM, SGLang and llama.cpp, and the handling of each field.
 
 A value that would change the text, or guarantee something about the text, is refused. A field that would only add
-something to the answer is ignored and named. A field is accepted if it has no effect by itself, or concerns only where
-or how fast the request runs.
+something to the answer is ignored, and named in a header of the answer. A field is accepted if it has no effect by
+itself, or concerns only where or how fast the request runs.
 """
 
 from collections.abc import Mapping

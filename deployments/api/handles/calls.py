@@ -42,7 +42,8 @@ class HandleCalls:
     No API key is needed, because only processes of the cluster can have a handle.
 
     Raises:
-        ApiError: raised by each method where HTTP would return this error; Serve makes it the cause of its own error.
+        ApiError: raised by each method for a request that HTTP would answer with this error. The caller gets an error
+            of Serve whose cause is the ApiError.
     """
 
     _models: ServedModels

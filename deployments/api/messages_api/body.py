@@ -164,6 +164,6 @@ class MessagesBody(CountBody, SharedWithChat):
 
 
 def _chat_tool(tool: AnthropicTool | HostedTool) -> dict[str, Any]:
-    # Tools that are not functions are kept here: the chat request names them as ignored, by their index in the list, so
-    # the list must have the same order in both requests.
+    # A tool that is not a function keeps its place in the list. The chat request later reports the tool as ignored, by
+    # its index in the list, so the index must be the same in both requests.
     return {"type": tool.type} if isinstance(tool, HostedTool) else tool.as_chat()

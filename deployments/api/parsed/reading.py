@@ -99,12 +99,12 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
 
 
 def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: Format, grammar: GrammarSpec) -> Format:
-    """Returns the format of an answer that is either calls or text with a response format.
+    """Returns the format of an answer that consists either of calls or of text in the response format `grammar`.
 
-    If `tool_choice` forces calls, the format is that of calls alone, and the response format is ignored.
+    If `tool_choice` forces calls, the result is `calls`, and the response format is ignored.
 
     Raises:
-        ApiError: `structured_outputs` is given. It would constrain the whole answer, and so would the calls.
+        ApiError: `structured_outputs` is given, which would constrain the whole answer and so contradicts the calls.
     """
     if body.structured_outputs is not None:
         raise invalid("tool_choice", "contradicts 'structured_outputs': both constrain the whole answer")
@@ -116,8 +116,8 @@ def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: For
 
 
 def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Format | None, Callable[[], Parser] | None]:
-    """Returns the format that the tools require, or None, and a parser to use instead of the server's parser, or
-    None.
+    """Returns two values: the format that the tools require (None if they require none), and the parser to use instead
+    of the server's parser (None if the server's parser is used).
     """
     calls, functions, several = body.calls, _functions(body), body.parallel_tool_calls is not False
     if calls == "none":

@@ -124,8 +124,8 @@ class ResponsesBody(SharedWithChat):
 def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
-        # Tools that are not functions are kept here: the chat request names them as ignored, by their index in the
-        # list, so the list must have the same order in both requests.
+        # A tool that is not a function keeps its place in the list. The chat request later reports the tool as ignored,
+        # by its index in the list, so the index must be the same in both requests.
         return {"type": kind}
     ignored_fields().pass_over_unknown(tool, _TOOL_FIELDS, path)
     fields = {name: tool[name] for name in Function.model_fields if name in tool}

@@ -1,4 +1,4 @@
-"""Request bodies of vLLM's `/inference/v1/generate`, and their fields made from a chat request."""
+"""Request bodies of vLLM's `/inference/v1/generate`, and the conversion of a chat request to such a body."""
 
 import json
 from collections.abc import Mapping

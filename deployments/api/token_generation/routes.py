@@ -1,5 +1,5 @@
-"""`POST /inference/v1/generate`, and `POST /v1/chat/completions/render`, which makes a body for the former from a chat
-request.
+"""`POST /inference/v1/generate`, and `POST /v1/chat/completions/render`, which converts a chat request to a body for
+`/inference/v1/generate`.
 """
 
 from dataclasses import replace
