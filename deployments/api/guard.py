@@ -83,7 +83,9 @@ class RequestWatcher:
 
 
 class HttpGuard:
-    """Middleware that refuses requests that break a rule, reads bodies, and answers exceptions raised by routes."""
+    """Middleware that refuses requests that break a rule, reads bodies, and converts exceptions raised by routes to
+    error answers.
+    """
 
     def __init__(
         self,

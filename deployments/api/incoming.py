@@ -1,4 +1,4 @@
-"""Request bodies: limits the memory of all bodies together, and answers requests whose body has not arrived completely."""
+"""Request bodies: limits the memory of all bodies together, and answers requests whose body is still incomplete."""
 
 import asyncio
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ class Bodies:
 
 
 class Incoming:
-    """ASGI `receive` of a request that records whether the body is complete.
+    """Wraps a request's ASGI `receive`, and records whether the whole body has been received.
 
     Args:
         max_dropped_bytes: maximum bytes of a body that `drain` reads.

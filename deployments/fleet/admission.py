@@ -1,4 +1,4 @@
-"""Reserves places for requests, and lets requests wait while there is no engine."""
+"""Reserves places for requests, either in engines or in the queue, and lets requests wait while there is no engine."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ class CountsPlaces(Protocol):
 
 
 class Reservation:
-    """Places that are reserved for requests, in engines or in the queue, until they are released."""
+    """A number of reserved places for requests; the places stay reserved until `release` is called."""
 
     def __init__(self, pool: CountsPlaces, num_requests: int) -> None:
         self._pool = pool

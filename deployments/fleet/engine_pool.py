@@ -34,9 +34,9 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
-"""Number of engines in a row that may die while they run a request; after that the request must run alone, so that a
-request that breaks engines cannot end the whole fleet. If the request has certainly broken an engine, or is one of a
-few requests of which one has, it must run alone in the very next engine.
+"""Number of engines in a row that may die while they run a request. After so many deaths the request must run alone, so
+that a request that breaks engines cannot end the whole fleet. A request that a dying engine has named as a suspect must
+run alone at once, in the next engine.
 """
 RECONNECT_S = 0.5
 """Seconds before a lost connection to a live engine is opened again."""

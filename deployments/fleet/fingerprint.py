@@ -1,4 +1,4 @@
-"""Fingerprint of an answer, which differs if the weights or the settings differ."""
+"""Fingerprint of the weights and settings with which an answer was generated."""
 
 import hashlib
 import json
@@ -10,8 +10,8 @@ from importlib.metadata import version
 def fingerprint(text_identity: str, digest: str, variant: str = "") -> str:
     """Returns OpenAI's `system_fingerprint`: equal fingerprints mean equal weights and settings.
 
-    Of a file that the settings name, only the name is included, so overwriting the file does not change the
-    fingerprint.
+    If the settings name a file, the fingerprint depends on the file's name but not on its content, so overwriting the
+    file does not change the fingerprint.
 
     Args:
         text_identity: `AppConfig.text_identity`.

@@ -1,4 +1,4 @@
-"""Calls to verifier replicas through a Serve handle, which are the transport of an engine pool."""
+"""Transport of an engine pool: calls verifier replicas through a Serve handle."""
 
 import asyncio
 import logging

@@ -25,7 +25,7 @@ from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.deployments.replica.router_streams import ClientLoads, RouterStreams
 
 CLOGGED_S = 5e-3
-"""Seconds between two attempts to send through a full ring."""
+"""Seconds between two attempts to write to a full ring buffer."""
 ANSWER_S = 900.0
 """Maximum seconds to wait for the result of a call. The work of a call can be long, such as the prefill of a pinned
 prefix.
@@ -56,7 +56,9 @@ class EngineClient:
         self._ask_drafter = ask_drafter
         self._event_loop = asyncio.get_running_loop()
         self._open: dict[tuple[str, int], int] = {}
-        """For each open request, by client and number: the position in the link's stream at which its message ends."""
+        """For each open request, by client and number: the byte position in the link's stream at which the message that
+        submits the request ends.
+        """
         self._shared: dict[tuple[str, int], list[int]] = {}
         """For each request, by client and number: file descriptors of the shared memory that holds the media spans of
         the request's prompt.

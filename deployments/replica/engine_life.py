@@ -35,7 +35,7 @@ STACKS_S = 1.0
 MOST_NAMED = 8
 """Maximum number of requests that a log line names."""
 OWN_WORDS_S = 3.0
-"""After a rank has ended during the start: seconds that the engine has to report its own error."""
+"""Seconds that the engine has to report its own error after a rank has ended during the start."""
 
 
 LaunchDrafter = Callable[[bytes | None], DrafterHandle]
@@ -101,7 +101,7 @@ class EngineLife:
             # of threads.
             env = {"OMP_NUM_THREADS": str(start.config.num_threads() or 1), **waiting_env(), **compiler_env()}
             self._process = ChildProcess(MODULE, link.child_fds, env)
-        # whatever the error is, such as lack of memory: nothing else would end the processes launched above
+        # Any error is caught here, because otherwise the processes launched above would never be ended.
         except BaseException:
             link.close()
             self._end_others()

@@ -86,9 +86,10 @@ class EngineWatch:
             return max(self._stuck_after_s, ROUNDS * slowest_s[index])
         if not any(slowest_s):
             return self._first * self._stuck_after_s
-        # For a size class without measurements: the time of a round grows at most linearly with its tokens, so the
-        # limit is scaled up from the next smaller measured class; or, if there is none, taken from the next larger
-        # class, because a smaller round takes no longer.
+        # This size class has no measurements. The limit is therefore estimated from the next smaller measured class, in
+        # proportion to the number of tokens, because the time of a round grows at most linearly with its tokens. If no
+        # smaller class is measured, the time of the next larger measured class is used, because a smaller round takes
+        # no longer.
         smaller = next((other for other in range(index, -1, -1) if slowest_s[other]), None)
         if smaller is None:
             expected_s = next(filter(None, slowest_s[index:]))

@@ -25,8 +25,8 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(message: str | None) -> str | None:
-    """Return the message of a RefusedStartError that Serve's status message of a deployment contains; None if it
-    contains none.
+    """Extract the message of a RefusedStartError from `message`, Serve's status message of a deployment. Returns None
+    if the status message contains no such error.
     """
     cause = root_cause(message or "")
     return cause.removeprefix(_MARK) if cause.startswith(_MARK) else None

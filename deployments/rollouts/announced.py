@@ -11,8 +11,8 @@ DTYPES = {shown(dtype): dtype for dtype in (torch.float32, torch.float16, torch.
 PACKED_BYTES = 1 << 30
 """Default of vLLM's `packed_buffer_size_bytes`, in bytes."""
 PIECE_BYTES = 1 << 28
-"""Bytes of tensors that make up one piece. A piece is received whole before it is written, so that no tensor of a piece
-is written if another tensor of the piece does not fit.
+"""Bytes of tensors that make up one piece. All tensors of a piece are received before any of them is written. If one
+tensor cannot be used, no tensor of its piece is written.
 """
 _FIELDS = {"names", "dtype_names", "shapes", "packed", "packed_buffer_size_bytes", "packed_num_buffers"}
 

@@ -487,8 +487,8 @@ class RolloutEngine:
         return partial(read_files, paths)
 
     def _broadcast(self, info: dict[str, Any]) -> "Iterator[Callable[[], list[tuple[str, Tensor]]]]":
-        """Check that all announced tensors fit, then receive the broadcast tensors and yield them in pieces of at least
-        `PIECE_BYTES` (the last piece may be smaller).
+        """Check that the names, shapes and dtypes of all announced tensors match the weights, then receive the
+        broadcast tensors and yield them in pieces. Each piece but the last has more than `PIECE_BYTES` bytes.
         """
         if self._broadcasts is None:
             raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 
 class _Verb(NamedTuple):
-    """The verb that does the work of a method."""
+    """Verb that is run in place of a method of SkyRL."""
 
     name: str
     fields: Mapping[str, Any] = {}
-    """Fields that are added to the fields of the method."""
+    """Fields of the verb that are set in addition to the method's arguments."""
     dropped: frozenset[str] = frozenset()
     """Arguments of the method that are ignored."""
 

@@ -17,7 +17,8 @@ ANSWERS_AT_ONCE = 4
 """Number of answers of maximum size that a router may hold at once."""
 
 _LOGPROB, _TOKEN_ID, _TEXT, _ROUND = 96, 8, 8, 2048
-"""Estimated bytes of JSON of a log-probability with its token, a token id, a token's text, a round with its draft tree.
+"""Estimated bytes of JSON, in this order: a log-probability with its token, a token id, a token's text, a round with
+its draft tree.
 """
 
 
@@ -54,7 +55,8 @@ class AnswerSizes:
         return max(1, min(most, rest // by_token))
 
     def check(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], max_tokens: int) -> int:
-        """Returns the maximum bytes of details held for an answer until it is sent.
+        """Checks that an answer's details cannot exceed the limit. Returns the maximum bytes of details that are held
+        until the answer is sent.
 
         Args:
             num_prompt_tokens: tokens of each prompt.

@@ -55,7 +55,7 @@ class Reported(NamedTuple):
 
     def part(self, name: str, as_value: "AsValue") -> LongPart:
         """Returns a part of a list. The part has one item for each token; `as_value` makes the item's JSON value. If
-        `parts` is set, equal calls of several choices get the same part, stored under `name`.
+        `parts` is set, all calls with the same `name` return the same part.
         """
         tokens = range(len(self.token_ids))
         made = LongPart if self.parts is None else SharedPart

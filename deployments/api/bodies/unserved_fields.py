@@ -30,8 +30,8 @@ WITHOUT_EFFECT = frozenset(
         *("store", "trace_id", "user", "user_id"),
     )
 )
-"""Names of fields about callers, billing, storage and caching, which cannot change the text, whichever object of the
-body contains them.
+"""Names of fields about callers, billing, storage and caching. None of these fields can change the text, in whatever
+object of the body the field occurs.
 """
 _NOT_IN_A_HEADER = re.compile(r"[^\w.\[\]?-]", re.ASCII)
 
@@ -168,8 +168,8 @@ def _plain(path: str) -> str:
 
 
 IsOff = Callable[[Any], bool]
-"""Function of a value of an unsupported field. Returns whether the value requests nothing, so that it can be
-accepted.
+"""Function that takes the value of an unsupported field. Returns whether the value requests nothing and can therefore
+be accepted.
 """
 
 

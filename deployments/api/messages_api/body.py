@@ -119,8 +119,8 @@ class CountBody(RequestBody):
         """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400; the error contains the field's name in a chat request; the caller translates this name by
-                `NAMES`.
+            ApiError: 400, a field is invalid. The error contains the name that the field has in a chat request; the
+                caller translates this name by `NAMES`.
         """
         return ChatBody.of_fields({name: value for name, value in self._chat_fields().items() if value is not None})
 

@@ -86,8 +86,8 @@ class ResponsesBody(SharedWithChat):
         """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400; the error contains the field's name in a chat request; the caller translates this name by
-                `NAMES`.
+            ApiError: 400, a field is invalid. The error contains the name that the field has in a chat request; the
+                caller translates this name by `NAMES`.
         """
         self._pass_over()
         messages = chat_messages(self.instructions, self.input)

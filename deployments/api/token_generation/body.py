@@ -81,8 +81,8 @@ class GenerateBody(RequestBody):
         """Returns the request in the form of a completion.
 
         Raises:
-            ApiError: 400; the error contains the field's name in a completion; the caller translates this name by
-                `NAMES`.
+            ApiError: 400, a field is invalid. The error contains the name that the field has in a completion; the
+                caller translates this name by `NAMES`.
         """
         given = self.sampling_params
         check_unserved(given, SAMPLING, "sampling_params")

@@ -1,11 +1,11 @@
-"""Pauses between attempts in a series of failures: the first retry is immediate; from the third retry on, each pause is
-twice the previous pause.
+"""Pauses between repeated attempts to run a process that fails: the first retry is immediate; from the third retry on,
+each pause is twice the previous pause.
 """
 
 FIRST_S = 1.0
 LAST_S = 30.0
 STABLE_S = 60.0
-"""Seconds after which an attempt counts as stable: if it fails later than that, its failure begins a new series."""
+"""Seconds after which an attempt counts as stable. The failure of a stable attempt begins a new series of failures."""
 
 
 class BackOff:

@@ -49,8 +49,8 @@ class DrafterCalls:
         """Serve the channel `name` from now on; returns this process's id.
 
         Raises:
-            ChannelError: the channel does not exist, a later incarnation holds it, or the GPU of this process cannot
-                access the channel's memory.
+            ChannelError: the channel does not exist, a drafter with a higher incarnation number already uses it, or the
+                GPU of this process cannot access the channel's memory.
         """
         self._thread.attach(name, incarnation)
         return os.getpid()

@@ -83,8 +83,8 @@ class DrafterThread:
         """Return the requirements of this drafter that its verifier must meet.
 
         Args:
-            terms: convention by which the draft head is read, to be fixed before any channel is attached; and weights
-                that the drafter borrows from the verifier.
+            terms: contains the convention by which the draft head is read, which is fixed before any channel is
+                attached, and the weights that the drafter borrows from the verifier.
 
         Raises:
             ValueError: the draft head cannot be read by this convention.
@@ -104,8 +104,8 @@ class DrafterThread:
             convention: as in the `terms` of `needs`.
 
         Raises:
-            ChannelError: the channel does not exist, a later incarnation holds it, or the GPU of this process cannot
-                access the channel's memory.
+            ChannelError: the channel does not exist, a drafter with a higher incarnation number already uses it, or the
+                GPU of this process cannot access the channel's memory.
             ValueError: the drafter has been set up for other verifiers in a way that does not suit this verifier, or
                 has no memory for another verifier.
         """

@@ -37,7 +37,7 @@ class EngineCalls:
     """Methods that `EngineClient.call` names; the engine's thread runs them.
 
     Args:
-        channel: channel to the drafter; None if the engine has none.
+        channel: channel to the drafter; None if the engine has no drafter.
         weights: as in `EngineFigures`.
     """
 
@@ -107,10 +107,11 @@ class EngineCalls:
         """From the next round on, use the drafter that has attached to the channel.
 
         Returns:
-            False if data that the drafter writes has not arrived here yet; then the method must be called again.
+            True if the engine uses the drafter from now on; False if test data from the drafter has not arrived in this
+            process yet. After False, the method must be called again.
 
         Raises:
-            ChannelError: data that the drafter writes cannot arrive here.
+            ChannelError: data from the drafter cannot arrive in this process.
         """
         reached = self._channel.try_drafter()
         if reached:
@@ -118,9 +119,9 @@ class EngineCalls:
         return reached
 
     def fall_back(self, reason: str) -> "ChannelName | None":
-        """Replace a channel that does not work by a channel of the next kind.
+        """Replace a channel in GPU memory that does not work by a channel in host memory.
 
-        Returns the new channel's name, or None if there is no next kind.
+        Returns the new channel's name, or None if the channel cannot be replaced.
         """
         return self._channel.fall_back(reason)
 

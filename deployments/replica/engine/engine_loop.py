@@ -31,10 +31,10 @@ grammar.
 IDLE_CHECK_S = 1.0
 """Seconds without work after which an engine checks once that all KV blocks have been freed."""
 CLOGGED_S = 5e-3
-"""Seconds between two attempts to send through a full ring while no rounds run."""
+"""Seconds between two attempts to write to a full ring buffer while no rounds run."""
 LAST_WORDS_S = 2.0
-"""Maximum seconds that an ending engine waits for its replica to read enough of a full ring that the final messages can
-be written.
+"""Maximum seconds that an engine waits before it ends. If the ring buffer to its replica is full, the final messages
+can be written only after the replica has read earlier messages.
 """
 TELL_CACHED_S = 0.05
 """Minimum seconds between two messages about changes of the prefix cache while rounds run."""
@@ -89,10 +89,10 @@ class EngineLoop:
         }
 
     def run(self) -> bool:
-        """Run until the engine is stopped or breaks; returns whether it was stopped.
+        """Run until the engine is stopped or breaks. Returns True if the engine was stopped, False if it broke.
 
         The method must be called in the thread that has loaded the engine. Before `run` returns, the loop sends the
-        final verdicts on all requests to the replica.
+        last outputs and the verdicts on unfinished requests to the replica; see `_end`.
         """
         if self._grammars is not None:
             threading.Thread(target=self._warm_grammars, name="wingbeat-grammar-start", daemon=True).start()

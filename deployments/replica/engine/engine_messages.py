@@ -9,7 +9,9 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 
 NEEDS_ATTEMPTS = 2
-"""Number of drafters that are tried in turn for their needs; if none reports its needs, the engine's start fails."""
+"""Number of drafters that are started in turn until a drafter returns its `DrafterNeeds`. If all of them fail, the
+start of the engine fails too.
+"""
 
 
 class ToEngine(StrEnum):
