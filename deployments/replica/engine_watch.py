@@ -1,7 +1,8 @@
 """Decides when an engine is stuck, that is, when a piece of work takes longer than is plausible for its size and the
 durations of earlier rounds.
 
-This module uses no processes, event loops or clocks; callers pass the engine's beats and the time.
+This module uses no processes, event loops or clocks; callers pass the engine's latest sign of progress (`Beat`) and the
+time.
 """
 
 from typing import NamedTuple
@@ -27,8 +28,8 @@ STALLED_SHARE = 1 / 3
 engines.
 """
 LOOK_S = 0.5
-"""Seconds between two looks. Time in which the watching process itself did not run is not counted, for example while
-both the replica and the engine are stopped.
+"""Seconds between two looks at the engine. Time in which the watching process itself did not run is not counted, for
+example while both the replica and the engine are stopped.
 """
 
 

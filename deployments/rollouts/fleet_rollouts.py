@@ -1,5 +1,5 @@
-"""A router's operations on all engines of a model at once: either every engine executes an operation, or no engine
-does.
+"""A router's operations on all engines of a model at once. If an engine refuses an operation, the operation fails;
+engines that give no answer are recorded as lost.
 """
 
 import asyncio
@@ -109,7 +109,8 @@ class FleetRollouts:
         for one, answer in found.items():
             if (reason := answer.refused or answer.conflict) is None:
                 continue
-            if done and not answer.serves:  # for example after a restart; the other engines continue
+            # An engine without valid weights, for example after a restart, does not stop the other engines.
+            if done and not answer.serves:
                 self.lost[one] = reason
             elif answer.refused is not None:
                 raise Refused(reason)

@@ -94,7 +94,8 @@ class DrafterActor:
         return answer
 
     def status(self) -> DrafterStatus:
-        """Return the drafter's processes and channels, and the seconds since its thread last looked for a round.
+        """Return the drafter's processes and channels, and the seconds since its thread last checked whether a round is
+        pending.
 
         Raises the errors of `call`.
         """

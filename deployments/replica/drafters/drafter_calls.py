@@ -49,14 +49,16 @@ class DrafterCalls:
         """Serve the channel `name` from now on; returns this process's id.
 
         Raises:
-            ChannelError: the channel does not exist, a drafter with a higher incarnation number already uses it, or the
-                GPU of this process cannot access the channel's memory.
+            ChannelError: the channel does not exist, `incarnation` is not higher than the number of the last attached
+                drafter, or the GPU of this process cannot access the channel's memory.
         """
         self._thread.attach(name, incarnation)
         return os.getpid()
 
     def status(self) -> tuple[tuple[ChannelName, ...], float]:
-        """Return the served channels, and the seconds since the drafter's thread last looked for a round."""
+        """Return the served channels, and the seconds since the drafter's thread last checked whether a round is
+        pending.
+        """
         return tuple(self._thread.channels()), self._thread.silent_s
 
     def rest(self) -> None:

@@ -13,4 +13,4 @@ class DrafterStatus(NamedTuple):
     """Process of the drafter's actor; the drafter's own process ends with this process."""
     channels: tuple[ChannelName, ...]
     silent_s: float
-    """Seconds since the drafter's thread last looked for a round."""
+    """Seconds since the drafter's thread last checked whether a round is pending."""

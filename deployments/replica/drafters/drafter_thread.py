@@ -104,8 +104,8 @@ class DrafterThread:
             convention: as in the `terms` of `needs`.
 
         Raises:
-            ChannelError: the channel does not exist, a drafter with a higher incarnation number already uses it, or the
-                GPU of this process cannot access the channel's memory.
+            ChannelError: the channel does not exist, `incarnation` is not higher than the number of the last attached
+                drafter, or the GPU of this process cannot access the channel's memory.
             ValueError: the drafter has been set up for other verifiers in a way that does not suit this verifier, or
                 has no memory for another verifier.
         """
@@ -142,7 +142,7 @@ class DrafterThread:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the thread last looked for a round."""
+        """Seconds since the thread last checked whether a round is pending."""
         return time.monotonic() - self._turned_at
 
     def worker(self, loan: Any = None) -> Worker:

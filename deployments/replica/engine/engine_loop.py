@@ -33,8 +33,8 @@ IDLE_CHECK_S = 1.0
 CLOGGED_S = 5e-3
 """Seconds between two attempts to write to a full ring buffer while no rounds run."""
 LAST_WORDS_S = 2.0
-"""Maximum seconds that an engine waits before it ends. If the ring buffer to its replica is full, the final messages
-can be written only after the replica has read earlier messages.
+"""Maximum seconds that an ending engine waits until its final messages are written. If the ring buffer to the replica
+is full, the messages can be written only after the replica has read earlier messages.
 """
 TELL_CACHED_S = 0.05
 """Minimum seconds between two messages about changes of the prefix cache while rounds run."""

@@ -9,8 +9,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 
 NEEDS_ATTEMPTS = 2
-"""Number of drafters that are started in turn until a drafter returns its `DrafterNeeds`. If all of them fail, the
-start of the engine fails too.
+"""Number of drafters that are started in turn until a drafter returns its `DrafterNeeds`. If no drafter does, the start
+of the engine fails.
 """
 
 
