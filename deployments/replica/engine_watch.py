@@ -1,7 +1,7 @@
 """Decides when an engine is stuck, that is, when a piece of work takes longer than is plausible for its size and the
 durations of earlier rounds.
 
-This module uses no processes, event loops or clocks; callers pass the engine's latest sign of progress (`Beat`) and the
+This module uses no processes, event loops or clocks; callers pass the engine's current piece of work (`Beat`) and the
 time.
 """
 
