@@ -1,7 +1,8 @@
 """The verifier as an exportable graph: transformers' modeling code over linear KV, one cache row per sequence.
 
-Prefill, verify and plain decoding use this graph, each with its own shapes. The keys and values of a sequence's input
-row j are stored at position start + j of the sequence's cache row. A mask selects the keys that each input row sees.
+Prefill, verify and plain decoding use this graph, each with its own shapes. The keys and values of input row j of a
+sequence are stored in the sequence's cache row, at position start + j. A mask selects the keys that each input row
+sees.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +38,9 @@ class _GraphPass(NamedTuple):
     ops: GraphOps
     start: Tensor
     masks: dict[int, Tensor]
-    """Masks by sliding window in tokens, bool [batch, 1, rows, capacity]; key 0 is the mask without a window."""
+    """Maps each sliding window in tokens to its mask, bool [batch, 1, rows, capacity]. Key 0 holds the mask of layers
+    without a window.
+    """
     caches: list[tuple[Tensor, Tensor]]
     written: dict[int, tuple[Tensor, Tensor]]
     """Key and value cache by layer, including the keys and values of this pass."""
@@ -130,8 +133,8 @@ class BaseGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
-        # All other inputs form a single list, because torch leaves free dimensions unnamed if one of several lists is
-        # empty.
+        # The masks, the optional inputs and the caches form a single list. With several lists, torch would leave free
+        # dimensions unnamed if one of the lists is empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]
 
     def release(self) -> None:
