@@ -98,7 +98,9 @@ class MediaInput(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """RoPE position minus position of the text after this medium; at most 0."""
+        """Number, at most 0, that this medium adds to the difference between the RoPE position and the position of the
+        text after it.
+        """
         return 0 if self.grid is None else max(self.grid) - self.length
 
     def ids(self) -> list[int]:
@@ -108,5 +110,5 @@ class MediaInput(NamedTuple):
 
 
 def position_delta(media: tuple[MediaInput, ...]) -> int:
-    """Returns RoPE position minus position of the text after all media."""
+    """Returns the difference between the RoPE position and the position of the text after all media."""
     return sum(one.shift for one in media)

@@ -8,8 +8,9 @@ from wingbeat.runtime.media.media_input import MediaInput
 def rotations(images: tuple[MediaInput, ...], begin: int, end: int) -> np.ndarray:
     """Returns the RoPE positions of tokens `begin` to `end` of a sequence: int64 [3, end - begin].
 
-    A text token has the same number on all three axes. An image token has its row and its column, both counted from the
-    RoPE position at which the image starts. The text after an image starts max(rows, columns) after the image's start.
+    A text token has the same number on all three axes. An image token has, on the time axis, the RoPE position p at
+    which its image starts; on the other two axes it has p plus its row, and p plus its column. The text after the image
+    starts at p + max(rows, columns).
 
     Args:
         images: the images with their grids, in the order of their tokens.

@@ -42,7 +42,7 @@ class MediaTrial:
     """Reference logits for the kinds of media for which a model has an encoder."""
 
     refusals: dict[str, str] = field(default_factory=dict)
-    """By kind of media: the reason why the kind cannot be served, if this is known before the test."""
+    """Maps a kind of media to the reason why the kind cannot be served, for kinds that are refused before the test."""
     family: MediaFamily | None = None
     references: tuple[Reference, ...] = ()
 

@@ -63,7 +63,7 @@ class EngineDrafter(Drafter):
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
         self._epochs: dict[int, int] = {}
-        """Maps a KV row to the epoch of the sequence that the row last decoded for."""
+        """Maps a KV row to the epoch of the sequence that used the row at its last decode."""
         self._hidden = self._logits = torch.zeros(0)
         """The head's hidden state and logits at the last committed pair of each slot."""
 

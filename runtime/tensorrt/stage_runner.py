@@ -36,7 +36,7 @@ class RowRange(NamedTuple):
     rows: list[int]
     """The rows of the range that belong to a sequence of the pass, ascending."""
     indices: list[int]
-    """Index in the pass of the sequence that each of `rows` belongs to."""
+    """Indices, in the pass, of the sequences of `rows`."""
 
     def is_pass(self, num_seqs: int) -> bool:
         """Whether the range consists of exactly the rows of all sequences of a pass, in the order of the sequences."""

@@ -135,7 +135,7 @@ def host_speculation(runner: ModelRunner) -> type[HostSpeculation] | None:
 
 
 def _useful_depth(seq: Sequence) -> int:
-    """Number of levels of a tree whose tokens the request can still emit. One token of the remaining number is the
-    bonus token.
+    """Number of levels of a tree whose tokens the request can still emit before max_tokens. One of the tokens that
+    remain until max_tokens is the bonus token, which is not part of the tree.
     """
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)
