@@ -48,7 +48,8 @@ class ModelDrafter(StagedDrafter):
     Args:
         loaded: the model, on the device to draft on.
         speculation: shape of the trees.
-        vocab_size: vocabulary size of the verifier; output rows beyond it are padding and never drafted.
+        vocab_size: vocabulary size of the verifier. Rows of the draft model's output matrix beyond this size are
+            padding, and their tokens are never drafted.
         graph_device: see `StagedDrafter`.
         shared: the tokens that both vocabularies contain, if the vocabularies differ; None if model and verifier number
             their tokens in the same way.

@@ -31,9 +31,10 @@ _GRIDS = ((2, 3), (4, 2))
 For audio the product is the number of tokens, if the family allows any number.
 """
 _BEFORE, _BEFORE_WHOLE = 3, 9
-"""Number of tokens before the first image.
+"""Numbers of tokens before the first image, for families whose prompt chunks may end inside an image, and for families
+whose chunks may not.
 
-The image then begins within the first prompt chunk, or after the second chunk if no chunk may end inside an image.
+With the first number, the image begins within the first prompt chunk; with the second, after the second chunk.
 """
 
 

@@ -102,10 +102,10 @@ class BaseGraph(nn.Module):
             attention_pos_id: int64 [batch, rows], logical positions; or [batch, 3, rows], RoPE positions on three axes.
             kvcache_start_index: int64 [batch], cache position of the first row of each sequence.
             last_token_ids: int64 [batch, selected], rows whose logits are computed.
-            others: in this order: one mask for each of `windows`; for models that take images, a mask of rows with
-                image embeddings, bool [batch, rows], and the inputs of `shown_names`; the optional inputs of a runtime
-                part, in the order of `TracedInputs.enter`; key and value cache of each layer in turn, [batch, kv_heads,
-                capacity, dim].
+            others: four groups, in this order. First, one mask for each of `windows`. Second, for models that take
+                images, a mask of rows with image embeddings, bool [batch, rows], and the inputs of `shown_names`.
+                Third, the optional inputs of a runtime part, in the order of `TracedInputs.enter`. Fourth, the key and
+                value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, vocab_size], taps [batch, rows, taps_size] if there are any, and the caches.

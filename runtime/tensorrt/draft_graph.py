@@ -70,9 +70,9 @@ class DraftGraph(nn.Module):
             kvcache_start_index: int64 [batch].
             last_token_ids: int64 [batch, selected], rows whose outputs are computed.
             attention_mask: bool [batch, 1, rows, capacity].
-            others: for a head that reads image embeddings, a mask of the pairs whose tokens belong to images, bool
-                [batch, rows], and the embeddings [batch, rows, width]; key and value cache of each layer in turn,
-                [batch, kv_heads, capacity, dim].
+            others: two groups, in this order. First, for a head that reads image embeddings, a mask of the pairs whose
+                tokens belong to images, bool [batch, rows], and the embeddings [batch, rows, width]. Second, the key
+                and value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, draft_vocab_size], hidden states [batch, selected, hidden_size], and the caches.

@@ -59,8 +59,8 @@ class KnownPairs(NamedTuple):
 
 
 class DraftedTree(NamedTuple):
-    """The partial trees of several sequences, padded to the same size; their KV is stored after that of the committed
-    pairs.
+    """The partial trees of several sequences, padded to the same size. The KV of the trees' nodes is stored after the
+    KV of the committed pairs.
     """
 
     kv_rows: list[int]

@@ -154,8 +154,8 @@ class EngineDrafter(Drafter):
         """RoPE positions and image inputs of a batch's chunks, concatenated.
 
         Returns:
-            `DraftBatch.chunk_rotations`, or None if RoPE positions equal positions; and `KnownPairs.shown` without its
-            first dimension.
+            The RoPE positions from `DraftBatch.chunk_rotations`, or None if they equal the cache positions; and the
+            image inputs, which are `KnownPairs.shown` without the dimension num_seqs.
         """
         media, rotated = batch.chunk_inputs, None
         if media is not None or batch.position_deltas is not None:

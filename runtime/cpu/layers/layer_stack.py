@@ -44,8 +44,8 @@ class _Ahead(NamedTuple):
     index: int
     """Index of the layer that is called next."""
     entering: Tensor
-    """The input for which the outputs were computed. If the layer `index` is called with another tensor object, the
-    stored outputs are not used.
+    """Expected input of the layer `index`. If this layer is called with another tensor object, the stored outputs are
+    not used.
     """
     outputs: list[Tensor]
     """Outputs of the layer `index` and of the layers after it."""
