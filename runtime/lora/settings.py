@@ -11,7 +11,8 @@ them.
 """
 RANK = 16
 ENGINE_SETTINGS = {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
-"""`max_loras`: number of adapters held at once, any of which each row of a batch may use; 0 serves no adapters.
+"""`max_loras`: number of adapters that can be loaded at once, and among which each row of a batch can choose; 0 serves
+no adapters.
 
 `max_lora_rank`: maximum rank of an adapter.
 """

@@ -95,7 +95,7 @@ class EngineVisual(BaseModel):
     num_axes: int = Field(0, ge=0, le=3)
     """Number of RoPE axes: 3 (time, row, column) if image rows and columns have their own positions, else 0."""
     num_deep: int = Field(0, ge=0)
-    """Number of layers to whose outputs image features are added (DeepStack); these are the first layers."""
+    """Number of first layers to whose outputs image features are added (DeepStack)."""
     num_tokens: int = Field(0, ge=0)
     """Number of tokens of an image if all images have one size; 0 if images are grids of patches."""
     merge: int = Field(0, ge=0)

@@ -174,7 +174,7 @@ class _Run:
             self.curves.draw(state)
 
     def _step(self, step: int, rate: float) -> tuple[int, float]:
-        """Runs an optimizer step; returns the number of tokens and their mean loss, both over all processes."""
+        """Runs an optimizer step; returns the step's number of tokens and mean loss, both over all processes."""
         rounds = self.config.accumulation_steps
         num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
         times = self.times

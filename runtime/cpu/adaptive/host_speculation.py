@@ -48,7 +48,7 @@ class HostSpeculation(AdaptiveSpeculation):
         self._by = torch.from_numpy(self.acceptance.table), torch.from_numpy(EDGES)
         self._num_context_tokens = 0
         self._asks = False
-        """Whether this round also requests the drafts for the next round."""
+        """Whether this round requests the drafts for the next round."""
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
