@@ -5,9 +5,10 @@ its own tokens.
 
 The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) from the verifier
 means that token i is committed. After a commit, the KV of all tokens but the newest is stored. The newest token is the
-root of the next draft. The model runs it at the start of that draft, because before then the block table may not have a
-block for it. A chunk therefore runs the tokens at its own positions, not the tokens one position later, because no
-other sequence has run the first token after a shared prefix.
+root of the next draft. The model runs the root only when that draft starts, because until then the block table may have
+no block for the root. A prompt chunk runs the tokens at the chunk's positions, not the tokens one position later, as an
+EAGLE head does. Otherwise the first token after a shared prefix would not be run, because no other sequence has run
+this token.
 
 Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees as in EAGLE-2.
 """
@@ -47,7 +48,8 @@ class ModelDrafter(StagedDrafter):
     Args:
         loaded: the model, on the device to draft on.
         speculation: shape of the trees.
-        vocab_size: vocabulary size of the verifier; output rows beyond it are padding and never drafted.
+        vocab_size: vocabulary size of the verifier. Rows of the draft model's output matrix beyond this size are
+            padding, and their tokens are never drafted.
         graph_device: see `StagedDrafter`.
         shared: the tokens that both vocabularies contain, if the vocabularies differ; None if model and verifier number
             their tokens in the same way.
@@ -118,7 +120,7 @@ class ModelDrafter(StagedDrafter):
         self._advance(batch, [], [])
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Runs the tokens whose KV is missing: of each decode, the last token before the round and the round's tokens
+        """Runs the tokens of each decode whose KV is missing: the last token before the round, and the round's tokens
         except the newest.
         """
         token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids[:, :-1]], dim=1)
@@ -197,9 +199,13 @@ class ModelDrafter(StagedDrafter):
         return _Rows(self._pass_rows(token_ids, starts, num_accepted + rooted, tables), last)
 
     def _pass_rows(self, token_ids: Tensor, starts: Tensor, num_counted: Tensor, tables: Tensor) -> Rows:
-        """Rows of tokens int64 [num_reqs, width] from positions int64 [num_reqs] on.
+        """Builds the rows of one pass; the tokens of a request take consecutive positions.
 
-        The first num_counted tokens of each request are valid; the others are padding.
+        Args:
+            token_ids: int64 [num_reqs, width].
+            starts: int64 [num_reqs], position of each request's first token.
+            num_counted: int64 [num_reqs], number of valid tokens of each request; the tokens after them are padding.
+            tables: int64 [num_reqs, num_blocks], block tables.
         """
         steps = torch.arange(token_ids.shape[1], device=self.device)
         storage, counted = starts[:, None] + steps, steps < num_counted[:, None]
@@ -210,8 +216,8 @@ class ModelDrafter(StagedDrafter):
 
     def _flat(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segment: Segment) -> Rows:
         """Flattens [num_reqs, width] tokens, positions and slot mapping to the rows of one segment."""
-        # Position embeddings may be a table of limited length; for a draft beyond the table a bad guess is acceptable,
-        # a crash is not.
+        # Positions are clamped, because position embeddings may be a table of limited length. A draft token beyond the
+        # table may then be a bad guess, but the lookup does not fail.
         positions = positions.reshape(1, -1).clamp(0, self.max_position)
         return Rows(token_ids.reshape(1, -1), positions, mapping.flatten(), [segment], self.pool.caches)
 

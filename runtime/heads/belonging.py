@@ -1,5 +1,5 @@
-"""Detects from a draft head's files that the head was made for another verifier, and writes that part of the error
-message.
+"""Detects from a draft head's files that the head was made for another verifier, and writes the clause of the error
+message that describes that verifier.
 """
 
 from collections.abc import Mapping

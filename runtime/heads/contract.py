@@ -34,7 +34,8 @@ class Continuations(NamedTuple):
     vocabulary."""
     confidence: Tensor | None = None
     """float32 [num_reqs, width or 1]: probability that the best candidate is accepted; None if the head does not
-    predict it."""
+    predict this probability.
+    """
     is_tempered: bool = False
     """Whether the logits are already divided by the requests' temperatures."""
 
@@ -66,7 +67,7 @@ class DraftHead(nn.Module, ABC):
     num_key_value_heads: int
     head_dim: int
     value_dim: int
-    """Width of a head's values; `head_dim` is the width of its queries and keys."""
+    """Width of an attention head's values; `head_dim` is the width of its queries and keys."""
     taps_size: int
     """Width of the taps of one position."""
     max_position_embeddings: int
@@ -93,7 +94,7 @@ class DraftHead(nn.Module, ABC):
         """
 
     def with_convention(self, convention: HeadConvention) -> Self:
-        """A copy of the head, sharing its weights, under another convention.
+        """A copy of the head that shares the weights and reads them under another convention.
 
         Raises:
             ValueError: the weights cannot be read under the convention.
@@ -151,8 +152,8 @@ class DraftHead(nn.Module, ABC):
         """Run the layer over committed or drafted tokens.
 
         Args:
-            token_ids: int64 [..., T], target ids; each is the token *after* the one whose features it is paired with.
-                Heads with an `embedding_width` also accept embeddings [..., T, H].
+            token_ids: int64 [..., T], target ids. Each token comes one position *after* the token to which its features
+                belong. Heads with an `embedding_width` also accept embeddings [..., T, H].
             features: [..., T, H], from `fuse` (committed tokens) or `feedback` (drafted tokens).
             rotary: rotary factors at the positions of the features' tokens.
             attend: attention function of the caller; it attends to the caller's keys and values and to the new ones of

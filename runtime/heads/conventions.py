@@ -21,8 +21,8 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, ...]:
-    """The layers of `default_taps`. For models with too few layers for `default_taps`: the second, a middle and the
-    last layer.
+    """The layers of `default_taps`. For models with too few layers for `default_taps`, the second, a middle and the
+    last layer are returned instead.
     """
     standard = default_taps(num_layers)
     if is_valid(standard, num_layers):
@@ -43,7 +43,7 @@ def candidates(
     Args:
         num_layers: number of layers of the target.
         ids: layer ids as the config lists them; None if absent.
-        ids_name_outputs: whether, in this format, an id is that of the layer whose output is tapped, instead of the
+        ids_name_outputs: True if an id in this format names the layer whose output is tapped; False if an id names the
             layer whose input is tapped.
         norm_output, norm_before_residual, rope_theta: values to try, most likely first.
     """

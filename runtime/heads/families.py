@@ -67,8 +67,8 @@ SIGNS = (
     Sign("Medusa", ("medusa",), config=lambda raw: "medusa_num_heads" in raw),
     Sign("Hydra", ("hydra",)),
 )
-"""Signs in order of precedence. A family comes before the family that it extends, because it also has that family's
-signs.
+"""Signs in order of precedence. A family comes before the family that it extends, because checkpoints of the extending
+family also have the signs of the extended family.
 """
 
 

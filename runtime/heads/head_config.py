@@ -32,8 +32,8 @@ _FLAGS = ("norm_output", "norm_before_residual", "fc_norm", "norm_before_fc", "a
 def head_config(
     raw: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int, convention: HeadConvention
 ) -> EagleHeadConfig | Eagle1HeadConfig:
-    """The canonical config of a head under one convention. Only `rope_theta` is the config's value; the loader sets the
-    convention's value on the head.
+    """The canonical config of a head under one convention. The result's `rope_theta` is the file's value, not the
+    convention's; the loader sets the convention's value on the head.
 
     Raises:
         CheckpointError: a field is missing, does not fit the target, or is not supported; the message names the field.

@@ -61,7 +61,7 @@ class DecoderHeadConfig:
     """Whether queries and keys are normalised per head, as in Qwen3."""
     fc_bias: bool = False
     mrope_section: tuple[int, ...] = ()
-    """Number of frequencies for each of the three RoPE axes; empty means that all use the first axis."""
+    """Number of frequencies for each of the three RoPE axes; empty means that all frequencies use the first axis."""
     mrope_interleaved: bool = False
     """Whether the axes alternate along the frequencies, as in Qwen3-VL; otherwise each axis has a contiguous range."""
     embeds_media: bool = True
@@ -82,8 +82,8 @@ class DecoderHeadConfig:
 
     @property
     def rotary_width(self) -> int:
-        """Width of cosines and sines: the number of an attention head's rotated elements, plus the unrotated elements
-        that are stored with them.
+        """Number of elements of an attention head that have a cosine and a sine: the rotated elements, and the
+        unrotated elements with RoPE frequency 0.
         """
         return self.head_dim
 
@@ -162,8 +162,8 @@ class DecoderHead(DraftHead):
         self.reset_rope(self.signed_inv_freq.device)
 
     def _build_attention(self, width: int) -> None:
-        """Creates attention's modules, from the layer's inputs [..., width] to the output that is added to the
-        residual.
+        """Creates the modules of attention: the projections of the layer's inputs [..., width] to q, k and v, the norms
+        of q and k, and the output projection.
         """
         config, heads = self.config, self.config.num_attention_heads
         self.qkv_proj = nn.Linear(width, self._qkv_heads * config.head_dim, bias=config.attention_bias)

@@ -137,8 +137,8 @@ def load_eagle_head(
 
     Args:
         path: folder or hub name.
-        target: the verifier. Its embedding is used, without a copy, if the file has no embedding; its lm_head, if the
-            file has no lm_head and the head drafts the whole vocabulary.
+        target: the verifier. A file without an embedding uses the verifier's embedding, without a copy. A file without
+            an lm_head uses the verifier's lm_head if the head drafts the whole vocabulary.
         dtype, device: dtype and device of the loaded weights.
         convention: one of `head_conventions`; None means the first.
 

@@ -29,7 +29,8 @@ class Turned(Protocol):
 
 
 def rotary_frequencies(config: Any) -> tuple[Tensor, float]:
-    """A head's RoPE frequencies f as (-f, f), float32 [head_dim] on the host, and the factor of cosines and sines.
+    """A head's RoPE frequencies f as (-f, f), float32 [head_dim] on the host, and the factor by which cosines and sines
+    are multiplied.
 
     Unrotated elements have frequency 0.
     """

@@ -39,8 +39,8 @@ def save_eagle_head(
     Args:
         head: the head.
         path: folder to write.
-        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None means the first of these that
-            the head's family has.
+        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None means the first of these layouts
+            that can represent the head's family.
         with_embedding: False omits `embed_tokens`; a loader then uses the target's.
         verifier: folder or hub name of the target, which the speculators layout records.
 

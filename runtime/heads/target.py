@@ -108,7 +108,7 @@ class TargetDescription:
             return tensors.get_tensor(name)
 
     def embedding(self) -> Tensor | None:
-        """The verifier's input embedding [vocab_size, hidden_size], for heads that ship without one."""
+        """The verifier's input embedding [vocab_size, hidden_size], for heads whose files contain no embedding."""
         return self._ending(EMBEDDING)
 
     def lm_head(self) -> Tensor | None:

@@ -45,11 +45,11 @@ class _SequenceChains(NamedTuple):
 
 
 class ChainAttention:
-    """Attention of a chain: step j of chain i sees the keys of true features up to i, and the chain's keys of steps
-    1..j.
+    """Attention of the chains. Step j of the chain that starts at index i sees the keys computed from the verifier's
+    features up to index i, and the chain's own keys of steps 1 to j.
 
-    These are the same keys as in drafting, where the keys of the committed prefix are computed from true features, and
-    the keys of a drafted token's ancestors from predicted features.
+    These are the same keys as in drafting, where the keys of the committed prefix are computed from the verifier's
+    features, and the keys of a drafted token's ancestors from features that the head predicted.
 
     Args:
         scaling: factor of query-key products.

@@ -37,7 +37,7 @@ class SharedTokens(NamedTuple):
         return SharedTokens(*(table.to(device) for table in self[:3]), self.first)
 
     def read(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Draft token ids that replace target token ids at these positions of their contexts."""
+        """Translates target token ids, which stand at `positions` of their contexts, to draft token ids."""
         draft_ids = self.draft_ids[token_ids]
         return draft_ids if self.first is None else torch.where(positions == 0, self.first, draft_ids)
 

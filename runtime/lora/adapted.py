@@ -165,8 +165,8 @@ class _Adapters(NamedTuple):
 
 
 class AdaptedLinear(nn.Module):
-    """Base class, put before an adapted linear layer's class, whose forward method adds the output of each row's
-    adapter.
+    """Base class that an adapted linear layer has in front of its own class. The forward method adds the output of each
+    row's adapter.
     """
 
     _adapters: _Adapters | None = None
@@ -185,7 +185,8 @@ class AdaptedLinear(nn.Module):
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy omits the adapters, because a copied layer has none.
+        # The adapters are left out, because they belong to the `ModelAdapters` of the original model. A copy computes
+        # the base layer alone.
         return {name: value for name, value in super().__getstate__().items() if name != "_adapters"}
 
 

@@ -105,7 +105,7 @@ class Adapters(Feature):
 
     @contextmanager
     def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
-        """See `Feature.entered`; sets the adapter rows that linear layers read which run by themselves."""
+        """See `Feature.entered`; sets the adapter rows for linear layers that run outside a fused layer."""
         self.adapters.rows = column
         try:
             yield

@@ -50,8 +50,8 @@ class ResidentAdapters:
         return request.variant is None or self.has_place(request.variant)
 
     def acquire(self, adapter: Variant) -> int | None:
-        """Returns an adapter's slot for one more user. Reads the adapter's files if it is not loaded. Returns None if
-        it is not loaded and all slots are in use.
+        """Returns an adapter's slot for one more user. Reads the adapter's files if the adapter is not loaded. Returns
+        None if the adapter is not loaded and all slots are in use.
 
         Raises:
             AdapterError: the adapter's files have changed and cannot be served.

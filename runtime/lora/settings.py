@@ -6,10 +6,13 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 MOST_LORAS = MOST_RANK = 2**12
-"""Upper bounds of both settings. They serve to detect typing errors; no sensible value is above them."""
+"""Upper bounds of `max_loras` and `max_lora_rank`. The bounds serve to detect typing errors; no sensible value is above
+them.
+"""
 RANK = 16
 ENGINE_SETTINGS = {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
-"""`max_loras`: number of adapters held at once, any of which each row of a batch may use; 0 serves no adapters.
+"""`max_loras`: number of adapters that can be loaded at once, and among which each row of a batch can choose; 0 serves
+no adapters.
 
 `max_lora_rank`: maximum rank of an adapter.
 """

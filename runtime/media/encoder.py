@@ -26,7 +26,7 @@ class MediaFeatures(NamedTuple):
     """Features of an image or sound for the language model."""
 
     embeddings: Tensor
-    """Embeddings [length, hidden_size] that replace those of the placeholder tokens."""
+    """Embeddings [length, hidden_size] that replace the embeddings of the placeholder tokens."""
     deep: tuple[Tensor, ...] = ()
     """Features [length, hidden_size] for each of the first layers, which are added to the layer's output (DeepStack).
     """
@@ -130,8 +130,8 @@ class ModelEncoder(MediaEncoder):
     @torch.inference_mode()
     def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
         for tower in self.towers:
-            # restores the encoder's attention function, which a change of the language model's attention function also
-            # changes
+            # The encoder's attention function is restored, because changing the language model's attention function
+            # also changes the encoder's.
             if tower.config._attn_implementation != _ATTENTION:
                 tower.set_attn_implementation(_ATTENTION)
         embedding = self._model.get_input_embeddings().weight

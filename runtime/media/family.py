@@ -29,7 +29,9 @@ class MediaFamily:
     """
     kind: str = IMAGE
     features: Callable[[Any, dict[str, Any]], Any] | None = None
-    """Function (model, inputs as tensors) -> embeddings [num_tokens, hidden_size], for models without such a method."""
+    """Function (model, inputs as tensors) -> embeddings [num_tokens, hidden_size], for models whose class in
+    transformers has no method that computes them.
+    """
     windows: bool = True
     """Whether a sound longer than the encoder's window is split into windows; if False, an error is raised for longer
     sounds.

@@ -98,7 +98,7 @@ class MediaInput(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """RoPE position minus position of the text after this medium; at most 0."""
+        """Offset, at most 0, that this medium adds to the RoPE positions of all later tokens."""
         return 0 if self.grid is None else max(self.grid) - self.length
 
     def ids(self) -> list[int]:
@@ -108,5 +108,7 @@ class MediaInput(NamedTuple):
 
 
 def position_delta(media: tuple[MediaInput, ...]) -> int:
-    """Returns RoPE position minus position of the text after all media."""
+    """Returns the sum of the media's offsets: the RoPE position of a token after all media, minus the token's position
+    in the sequence.
+    """
     return sum(one.shift for one in media)

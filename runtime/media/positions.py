@@ -8,8 +8,9 @@ from wingbeat.runtime.media.media_input import MediaInput
 def rotations(images: tuple[MediaInput, ...], begin: int, end: int) -> np.ndarray:
     """Returns the RoPE positions of tokens `begin` to `end` of a sequence: int64 [3, end - begin].
 
-    A text token has the same number on all three axes. An image token has its row and its column, both counted from the
-    RoPE position at which the image starts. The text after an image starts max(rows, columns) after the image's start.
+    A text token has the same number on all three axes. Let p be the RoPE position at which an image starts. A token of
+    the image has p on the time axis, p plus the token's row on the row axis, and p plus the token's column on the
+    column axis. The text after an image starts at p + max(rows, columns).
 
     Args:
         images: the images with their grids, in the order of their tokens.

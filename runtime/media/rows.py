@@ -107,7 +107,9 @@ def embedded_rows(columns: Mapping[type, Any]) -> MediaRows | None:
 
 
 def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
-    """Returns the media with tokens in a chunk, each with the first and the end position of these tokens."""
+    """Returns the media with tokens in a chunk, each with the position of the first of these tokens and the position
+    after the last.
+    """
     end = chunk.start + chunk.length
     return [
         (one, max(one.start, chunk.start), min(one.end, end))

@@ -31,7 +31,9 @@ def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedChunk]) -> 
 
 
 def _within(chunk: PlacedChunk) -> list[tuple[MediaInput, int, int]]:
-    """Returns the media with tokens in a chunk's pairs, each with the first and the end position of these tokens."""
+    """Returns the media with tokens in a chunk's pairs, each with the position of the first of these tokens and the
+    position after the last.
+    """
     begin, end = chunk.start + 1, chunk.start + chunk.length + 1
     return [
         (one, max(one.start, begin), min(one.end, end)) for one in chunk.spans if one.start < end and one.end > begin

@@ -31,9 +31,10 @@ _GRIDS = ((2, 3), (4, 2))
 For audio the product is the number of tokens, if the family allows any number.
 """
 _BEFORE, _BEFORE_WHOLE = 3, 9
-"""Number of tokens before the first image.
+"""Numbers of tokens before the first image, for families whose prompt chunks may end inside an image, and for families
+whose chunks may not.
 
-The image then begins within the first prompt chunk, or after the second chunk if no chunk may end inside an image.
+With the first number, the image begins within the first prompt chunk; with the second, after the second chunk.
 """
 
 
@@ -42,7 +43,7 @@ class MediaTrial:
     """Reference logits for the kinds of media for which a model has an encoder."""
 
     refusals: dict[str, str] = field(default_factory=dict)
-    """By kind of media: the reason why the kind cannot be served, if this is known before the test."""
+    """Maps a kind of media to the reason why the kind cannot be served, for kinds that are refused before the test."""
     family: MediaFamily | None = None
     references: tuple[Reference, ...] = ()
 

@@ -31,8 +31,7 @@ def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> 
 
 
 def check_sizes(fields: Mapping[str, Any], model: str, size: int) -> None:
-    """Raises an error if the number of ranks does not divide a model's sizes, as far as these are stated in the config.
-    Loads nothing.
+    """Raises an error if the number of ranks does not divide the sizes that a model's config states. Loads nothing.
 
     Raises:
         ValueError: a size is not divisible; the message names the setting and the size.

@@ -66,7 +66,8 @@ class Follower:
                     return
                 self.run(unpack(form, numbers))
         finally:
-            # before the process group is closed, because the graphs' collectives use the process group
+            # The graphs are released before the process group is closed, because their collectives use the process
+            # group.
             self._forget_graphs()
 
     @torch.inference_mode()

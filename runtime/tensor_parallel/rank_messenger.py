@@ -78,7 +78,7 @@ class RankMessenger:
         self._in_step = True
 
     def moved(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Makes the other ranks move KV in the same way, either within the graph or before their next pass."""
+        """Makes the other ranks repeat a move of KV on rank 0, either within the graph or before their next pass."""
         self._moves.append((from_slots, to_slots))
         if self._learnt is not None or self._captured is not None:
             self._say(self._message())

@@ -29,8 +29,8 @@ class GraphOrder(NamedTuple):
     """Step of a graph. Each rank executes the step on its own graph."""
 
     step: Literal["warm up", "run ended", "capture", "replay"]
-    """After `warm up`, the messages up to each `run ended` are the content of the graph; the ranks also execute them
-    as they arrive.
+    """After `warm up`, each warm-up run is a series of messages that ends with `run ended`. The ranks execute these
+    messages as they arrive, and the graph captures those of the last run.
     """
     number: int
     """Number of the graph. There is a graph for each stage of rank 0 and each bucket."""

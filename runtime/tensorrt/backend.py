@@ -1,4 +1,4 @@
-"""The backend `tensorrt`, which runs the verifier as an engine instead of from its weights."""
+"""The backend `tensorrt`, which runs the verifier's TensorRT engine; the verifier's weights are not loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -161,10 +161,9 @@ def load_engine(
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Adjusts the requested limits to an engine with linear KV; with prefix caching, KV is also kept in pages of
-    blocks.
+    """Adjusts the requested limits to those of the engine, and sets the size and number of KV blocks.
 
-    Without prefix caching each sequence has a single block, which is as long as an engine row.
+    Without prefix caching each sequence has a single block, which has as many positions as a row of the engine's KV.
 
     Raises:
         ValueError: a requested limit exceeds the engine's, or a setting is not supported; the message names the limit

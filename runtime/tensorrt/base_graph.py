@@ -1,7 +1,8 @@
 """The verifier as an exportable graph: transformers' modeling code over linear KV, one cache row per sequence.
 
-Prefill, verify and plain decoding use this graph, each with its own shapes. The keys and values of a sequence's input
-row j are stored at position start + j of the sequence's cache row. A mask selects the keys that each input row sees.
+Prefill, verify and plain decoding use this graph, each with its own shapes. The keys and values of input row j of a
+sequence are stored in the sequence's cache row, at position start + j. A mask selects the keys that each input row
+sees.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +38,9 @@ class _GraphPass(NamedTuple):
     ops: GraphOps
     start: Tensor
     masks: dict[int, Tensor]
-    """Masks by sliding window in tokens, bool [batch, 1, rows, capacity]; key 0 is the mask without a window."""
+    """Maps each sliding window in tokens to its mask, bool [batch, 1, rows, capacity]. Key 0 holds the mask of layers
+    without a window.
+    """
     caches: list[tuple[Tensor, Tensor]]
     written: dict[int, tuple[Tensor, Tensor]]
     """Key and value cache by layer, including the keys and values of this pass."""
@@ -99,10 +102,10 @@ class BaseGraph(nn.Module):
             attention_pos_id: int64 [batch, rows], logical positions; or [batch, 3, rows], RoPE positions on three axes.
             kvcache_start_index: int64 [batch], cache position of the first row of each sequence.
             last_token_ids: int64 [batch, selected], rows whose logits are computed.
-            others: in this order: one mask for each of `windows`; for models that take images, a mask of rows with
-                image embeddings, bool [batch, rows], and the inputs of `shown_names`; the optional inputs of a runtime
-                part, in the order of `TracedInputs.enter`; key and value cache of each layer in turn, [batch, kv_heads,
-                capacity, dim].
+            others: four groups, in this order. First, one mask for each of `windows`. Second, for models that take
+                images, a mask of rows with image embeddings, bool [batch, rows], and the inputs of `shown_names`.
+                Third, the optional inputs of a runtime part, in the order of `TracedInputs.enter`. Fourth, the key and
+                value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, vocab_size], taps [batch, rows, taps_size] if there are any, and the caches.
@@ -130,8 +133,8 @@ class BaseGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
-        # All other inputs form a single list, because torch leaves free dimensions unnamed if one of several lists is
-        # empty.
+        # The masks, the optional inputs and the caches form a single list. With several lists, torch would leave free
+        # dimensions unnamed if one of the lists is empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]
 
     def release(self) -> None:

@@ -29,12 +29,13 @@ class BasePass(NamedTuple):
     selected: Tensor
     """int64 [num_seqs, num_selected]: rows whose logits are computed."""
     masks: dict[int, Tensor]
-    """Masks by sliding window in tokens: the keys that each row sees, bool [num_seqs, num_rows, capacity]."""
+    """Maps each sliding window in tokens to its mask, bool [num_seqs, num_rows, capacity]: the keys that each row sees.
+    """
     more: Mapping[str, Tensor] = MappingProxyType({})
     """Optional inputs of a runtime part by name; see `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
     """Image inputs of the pass: the mask of rows with image embeddings, bool [num_seqs, num_rows], then a tensor
-    [num_seqs, num_rows, hidden_size] for each other name of `shown_names`. Empty if the pass has no images.
+    [num_seqs, num_rows, hidden_size] for each name of `shown_names`. Empty if the pass has no images.
     """
 
 

@@ -43,7 +43,8 @@ class EngineBuilder(NamedTuple):
         compute_capabilities: tuple[str, ...] = (),
         timing_cache: Path | None = None,
     ) -> None:
-        """Parse a graph, build it strongly typed with one profile per stage, in order, and write the engine.
+        """Parse a graph, build a strongly typed engine with one profile per stage, in the order of `profiles`, and
+        write the engine to a file.
 
         Args:
             onnx_file: the graph.
@@ -153,7 +154,8 @@ def _tensorrt_rtx() -> EngineBuilder | None:
     [folder] = libraries.submodule_search_locations
     try:
         for library in _RTX_LIBRARIES:
-            # The bindings look up their libraries by name, and find libraries that this process has already loaded.
+            # The libraries are loaded before the bindings: the bindings look up libraries by name, and so find those
+            # that this process has already loaded.
             ctypes.CDLL(str(Path(folder) / library), ctypes.RTLD_GLOBAL)
         module = import_module("tensorrt_rtx_bindings.tensorrt_rtx")
     except (ImportError, OSError):

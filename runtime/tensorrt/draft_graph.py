@@ -70,9 +70,9 @@ class DraftGraph(nn.Module):
             kvcache_start_index: int64 [batch].
             last_token_ids: int64 [batch, selected], rows whose outputs are computed.
             attention_mask: bool [batch, 1, rows, capacity].
-            others: for a head that reads image embeddings, a mask of the pairs whose tokens belong to images, bool
-                [batch, rows], and the embeddings [batch, rows, width]; key and value cache of each layer in turn,
-                [batch, kv_heads, capacity, dim].
+            others: two groups, in this order. First, for a head that reads image embeddings, a mask of the pairs whose
+                tokens belong to images, bool [batch, rows], and the embeddings [batch, rows, width]. Second, the key
+                and value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, draft_vocab_size], hidden states [batch, selected, hidden_size], and the caches.
@@ -91,8 +91,8 @@ class DraftGraph(nn.Module):
 
             return attend
 
-        # The features are selected by kind of pair, not summed: `fc` may have a bias, which a sum would add to the
-        # head's own hidden states.
+        # A committed pair takes its features from the verifier's taps, a drafted pair from the head's hidden states.
+        # The two are not summed, because a bias of `fc` would then also be added in drafted pairs.
         drafted = hidden_states_from_draft.abs().amax(dim=-1, keepdim=True) > 0
         features = torch.where(drafted, head.feedback(hidden_states_from_draft), head.fuse(hidden_states_input))
         attends = [layer(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
@@ -108,6 +108,6 @@ class DraftGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
-        # All other inputs form a single list, because torch leaves free dimensions unnamed if one of several lists is
-        # empty.
+        # The image inputs and the caches form a single list. With several lists, torch would leave free dimensions
+        # unnamed if one of the lists is empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]

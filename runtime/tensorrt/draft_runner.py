@@ -38,12 +38,14 @@ class KnownPairs(NamedTuple):
     counts: list[int]
     """Number of valid pairs of each sequence, at least 1."""
     token_ids: Tensor
-    """int64 [num_seqs, num_padded]: tokens, each one position after its hidden state."""
+    """Token of each pair, int64 [num_seqs, num_padded]; the token's position is 1 higher than that of the pair's hidden
+    state.
+    """
     base_hidden: Tensor
     """Hidden states from the verifier, [num_seqs, num_padded, base_model_hidden_size]."""
     rotated: Tensor | None = None
-    """int64 [num_seqs, num_padded], or [num_seqs, 3, num_padded] by axis: RoPE positions; None if they equal the pairs'
-    positions.
+    """RoPE positions of the pairs, int64 [num_seqs, num_padded], or [num_seqs, 3, num_padded] with one row per axis;
+    None if RoPE positions equal the pairs' positions.
     """
     shown: tuple[Tensor, Tensor] | None = None
     """Mask of pairs whose tokens belong to images, bool [num_seqs, num_padded], and the embeddings [num_seqs,
@@ -57,8 +59,8 @@ class KnownPairs(NamedTuple):
 
 
 class DraftedTree(NamedTuple):
-    """The partial trees of several sequences, padded to the same size; their KV is stored after that of the committed
-    pairs.
+    """The partial trees of several sequences, padded to the same size. The KV of the trees' nodes is stored after the
+    KV of the committed pairs.
     """
 
     kv_rows: list[int]
@@ -114,11 +116,12 @@ class DraftRunner:
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=self._device)
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
-        """Capture the accept stage for padded paths, and proposals of padded trees; returns False if one has to run
-        eagerly.
+        """Capture the accept stage with `max_path` pairs per sequence, and the proposal stage with `tree_size` nodes.
+        Returns False if one of the two stages has to run eagerly.
 
         Args:
-            tree_size: number of drafted nodes; 0 if no proposals run, because the output of accept suffices to draft.
+            tree_size: number of drafted nodes; 0 if the accept stage's output suffices to draft, so that the proposal
+                stage never runs.
             top_k: nodes per level.
             max_path: maximum length of an accepted path.
         """
@@ -188,8 +191,8 @@ class DraftRunner:
         starts = upload(tree.starts, self._device)[:, None]
         mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
-        # Columns beyond the capacity are clamped here, because `StageRunner.run` raises the error for the overflow
-        # later.
+        # Columns beyond the capacity are clamped so that this call does not fail; `StageRunner.run` then raises the
+        # error for the overflow.
         mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
         positions = starts + tree.depths
         inputs = {

@@ -89,15 +89,17 @@ class EngineVisual(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pixels: tuple[int, ...]
-    """Shape of an image; for images with grids, shape of a patch."""
+    """Shape of the encoder's pixel input: of a whole image if all images have one size, or of one patch if images are
+    grids of patches.
+    """
     num_axes: int = Field(0, ge=0, le=3)
     """Number of RoPE axes: 3 (time, row, column) if image rows and columns have their own positions, else 0."""
     num_deep: int = Field(0, ge=0)
-    """Number of layers to whose outputs image features are added (DeepStack); these are the first layers."""
+    """Number of first layers to whose outputs image features are added (DeepStack)."""
     num_tokens: int = Field(0, ge=0)
-    """Number of tokens of an image without a grid."""
+    """Number of tokens of an image if all images have one size; 0 if images are grids of patches."""
     merge: int = Field(0, ge=0)
-    """Side length, in patches, of the square that is merged into one token, for images with grids; else 0."""
+    """Side length, in patches, of the square that is merged into one token; 0 if images are not grids of patches."""
     window_size: int | None = None
     patch_size: int = 0
     interpolation: EngineInterpolation | None = None
@@ -202,7 +204,7 @@ class DraftEngineConfig(GraphConfig):
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
     value_dim: int = Field(ge=1)
-    """Width of a head's values; `head_dim` is the width of its queries and keys."""
+    """Width of an attention head's values; `head_dim` is the width of its queries and keys."""
     rotary_dim: int = Field(ge=1)
     draft_vocab_size: int = Field(ge=1)
     base_model_hidden_size: int = Field(ge=1)

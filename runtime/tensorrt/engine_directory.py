@@ -74,8 +74,8 @@ class EngineDirectory:
         return file
 
     def open_session(self, name: str, device: torch.device) -> EngineSession:
-        """Open the graph BASE, DRAFT or VISUAL: on a GPU the engine, with the library that built it; on a CPU the ONNX
-        file.
+        """Open a session of the graph BASE, DRAFT or VISUAL. On a GPU, the library that built the graph's engine runs
+        the engine; on a CPU, ONNX Runtime runs the ONNX file.
 
         Raises:
             EngineDirectoryError: the file is missing.
@@ -101,7 +101,8 @@ class EngineDirectory:
         return TensorRTSession(file, library, stages, device)
 
     def check_model(self, model: Path) -> None:
-        """Check that a checkpoint is the exported one; a folder without weights is accepted.
+        """Check that a checkpoint's weights are those from which the engine was exported; a folder without weights is
+        accepted.
 
         Raises:
             EngineDirectoryError: the checkpoint differs.

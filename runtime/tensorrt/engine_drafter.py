@@ -22,8 +22,8 @@ from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class EngineDrafter(Drafter):
-    """Drafter that runs the draft engine over linear KV. Each slot has a KV row; pages with the verifier's block ids
-    hold a second copy of committed KV.
+    """Drafter that runs the draft engine over linear KV. Each slot has a KV row. Pages, which have the verifier's block
+    ids, hold a second copy of committed KV.
 
     Args:
         session: session of the graph `eagle_draft`.
@@ -63,9 +63,9 @@ class EngineDrafter(Drafter):
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
         self._epochs: dict[int, int] = {}
-        """By KV row: epoch of the sequence to which the row belonged at its last decode."""
+        """Maps a KV row to the epoch of the sequence that used the row at its last decode."""
         self._hidden = self._logits = torch.zeros(0)
-        """By slot: the head's hidden state and logits at the last committed pair."""
+        """The head's hidden state and logits at the last committed pair of each slot."""
 
     def _growth_of(self, draft_token_ids: Tensor) -> Growth:
         return Growth(self.speculation, draft_token_ids)
@@ -154,8 +154,8 @@ class EngineDrafter(Drafter):
         """RoPE positions and image inputs of a batch's chunks, concatenated.
 
         Returns:
-            `DraftBatch.chunk_rotations`, or None if RoPE positions equal positions; and `KnownPairs.shown` without its
-            first dimension.
+            The RoPE positions from `DraftBatch.chunk_rotations`, or None if they equal the cache positions; and the
+            image inputs, which are `KnownPairs.shown` without the dimension num_seqs.
         """
         media, rotated = batch.chunk_inputs, None
         if media is not None or batch.position_deltas is not None:
@@ -178,7 +178,7 @@ class EngineDrafter(Drafter):
     def _keep_pages(
         self, batch: DraftBatch, slots: Tensor, starts: Tensor, steps: Tensor, counted: Tensor | None = None
     ) -> None:
-        """Copies committed positions (each sequence's start + `steps`) to the pages of their blocks; `counted` is False
+        """Copies the KV at each sequence's committed positions, start + `steps`, from rows to pages; `counted` is False
         for padding.
         """
         kv = self.runner.kv

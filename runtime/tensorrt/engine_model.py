@@ -113,7 +113,7 @@ class EngineModel:
         else:
             # The KV of the first row of a chunk or a tree is stored at that row's position.
             numbers = torch.stack((owners.slots[rows].view(shape)[:, 0] + FIRST_ROW, positions[:, 0]))
-        kv_rows, starts = numbers.tolist()  # the only wait for the device
+        kv_rows, starts = numbers.tolist()  # the host waits for the device only here
         if owners is not None:
             self.cache.place(numbers[0], segment.block_tables, numbers[1], shape[1])
             for index, row in enumerate(kv_rows):
@@ -154,8 +154,8 @@ class EngineModel:
         """See `VerifierModel.remove_taps`; an engine has no hooks."""
 
     def _nobodys(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns KV rows with starts, and RoPE positions, for a timed pass without sequences. The starts lie after all
-        positions at which sequences keep KV.
+        """Returns the KV rows and starts, int64 [2, num_reqs], and the RoPE positions of a timed pass that runs for no
+        sequence. The starts lie after all positions at which sequences keep KV, so that the pass overwrites none.
         """
         num_reqs, num_query = positions.shape[0], positions.shape[-1]
         most = self.runner.config.max_position_embeddings
@@ -191,8 +191,8 @@ def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:
     device = segment.block_tables.device
     count = num_reqs * num_query
     if wanted is None or num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count)):
-        # Logits are needed for each row of a tree, and the trees come before all chunks in a batch, so no index list is
-        # needed.
+        # The logits of every row are computed. Trees, which need the logits of all their rows, come before all chunks
+        # in a batch, so a tree row's index in the batch is also its index in the batch's logits.
         selected = torch.arange(num_query, device=device).expand(num_reqs, -1).contiguous()
         return _Picked(selected, list(range(count)), list(range(start, start + count)))
     found = [(row - start, index) for index, row in enumerate(wanted) if start <= row < start + count]

@@ -201,7 +201,7 @@ def _name_weights(graph: Any) -> None:
         weight = node.inputs[1] if node.op_type == "MatMul" and scopes else None
         if weight is not None and weight.is_initializer() and weight.name.startswith(_FOLDED):
             modules = [scope for scope in ast.literal_eval(scopes) if scope.startswith(_MODULE_PREFIXES)]
-            if modules:  # otherwise the weight is a slice of a matrix and has no name of its own
+            if modules:  # without a module the weight is a slice of a matrix, which has no name
                 names[weight.name] = f"{modules[-1]}.weight"
     for value in list(graph.initializers.values()):
         name = names.get(value.name, value.name)

@@ -35,7 +35,13 @@ class GraphOps:
         self.native_scatter = opset >= SCATTER_OPSET
 
     def scatter(self, cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
-        """Cache [batch, heads, capacity, dim] with `update` [batch, heads, rows, dim] written at `start` [batch]."""
+        """Write new rows to a cache; returns the new cache.
+
+        Args:
+            cache: [batch, heads, capacity, dim].
+            update: [batch, heads, rows, dim], the rows to write.
+            start: int64 [batch], position of the first new row.
+        """
         if self.native_scatter:
             attributes = {"axis": -2, "mode": "linear"}
             return symbolic(

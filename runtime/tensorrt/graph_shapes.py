@@ -1,6 +1,6 @@
 """Shapes of the graphs: tensors with named free dimensions, and the sizes of these dimensions for each stage.
 
-How a graph is exported and run is defined elsewhere.
+This file neither exports nor runs graphs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ START, MASK = "kvcache_start_index", "attention_mask"
 SHOWN = "multimodal_rows"
 """Name of the input that marks rows with image embeddings."""
 EMBEDDINGS = "multimodal_embeddings"
-"""Name of the input that holds the embeddings of these rows."""
+"""Name of the input that holds the embeddings of the rows that `SHOWN` marks."""
 _TYPICAL_BATCH = 8
 
 
@@ -40,7 +40,7 @@ class SizeRange(NamedTuple):
 
 _ONE = SizeRange(1, 1, 1)
 Profile = dict[str, SizeRange]
-"""Size ranges by name of the free dimension."""
+"""Maps the name of each free dimension to the dimension's size range."""
 
 
 def base_shapes(

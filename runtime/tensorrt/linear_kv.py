@@ -84,8 +84,12 @@ class LinearKV:
                 move_kv(views, self._in_pages(from_slots, heads), self._in_pages(to_slots, heads), table)
 
     def fill(self, row: Tensor, block_table: Tensor, num_positions: int) -> None:
-        """Copy the first `num_positions` positions of a sequence from the pages in its block table int64 [1,
-        num_table_blocks] to its row int64 [1].
+        """Copy the KV of a sequence's first `num_positions` positions from pages to a row.
+
+        Args:
+            row: int64 [1], the sequence's row.
+            block_table: int64 [1, num_table_blocks], block ids of the sequence's pages.
+            num_positions: number of positions.
         """
         if self.pages and num_positions:
             positions = self._steps[None, :num_positions]
@@ -145,11 +149,11 @@ class RowCache(KVCache):
         self.block_bytes = block_bytes
         self.layers = linear.pages or linear.layers
         self._home = torch.zeros(blocks.num_blocks, dtype=torch.int64, device=linear.layers[0][0].device)
-        """For each block, where its first position is stored in its sequence's row: row * capacity + position."""
+        """Address in the rows of each block's first position, int64 [num_blocks]: row * capacity + position."""
 
     def place(self, rows: Tensor, block_tables: Tensor, starts: Tensor, num_positions: int) -> None:
-        """Record in which rows and positions the blocks are stored that a pass writes. Only such blocks are compacted
-        later, and such blocks are never shared, so that each has one position.
+        """Record the row addresses of the blocks that a pass writes. Only blocks that a pass wrote are compacted later.
+        Such a block belongs to a single sequence, so it has a single address.
 
         Args:
             rows, starts: int64 [n]: row of each sequence, and its first position that is written.

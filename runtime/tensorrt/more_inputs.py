@@ -1,4 +1,6 @@
-"""Interface for optional inputs that a runtime part adds to the verifier's graph."""
+"""Interface for optional inputs of the verifier's graph. They are added by a runtime part, an optional component such
+as LoRA.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

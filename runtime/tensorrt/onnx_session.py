@@ -1,4 +1,4 @@
-"""Runs an exported ONNX graph with ONNX Runtime on a CPU, which is slow but exact."""
+"""Runs an exported ONNX graph with ONNX Runtime on a CPU."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -25,7 +25,7 @@ def open_drafter(
 
     Raises:
         EngineDirectoryError: the directory has no draft engine, or the draft engine of another head.
-        EngineLoadError: no installed library can run it on this device.
+        EngineLoadError: no installed library can run the draft engine on this device.
     """
     if kind_of(head, model) not in ("eagle", "one_pass"):
         return None

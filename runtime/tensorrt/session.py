@@ -49,7 +49,9 @@ class TensorSpec(NamedTuple):
     """Sizes of the dimensions; a free dimension is a name, or -1 if its name is unknown."""
 
     def takes(self, shape: Sequence[int | str]) -> bool:
-        """Whether `shape` has as many dimensions, and the same size in each dimension that is fixed in both shapes."""
+        """Whether `shape` has the same number of dimensions as this spec, and the same size in each dimension that is
+        fixed in both.
+        """
         return len(shape) == len(self.shape) and all(
             _is_free(mine) or _is_free(other) or mine == other for mine, other in zip(self.shape, shape, strict=True)
         )

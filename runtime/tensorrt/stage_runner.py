@@ -21,7 +21,7 @@ from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, Tensor
 
 logger = logging.getLogger(__name__)
 FIRST_ROW = 1
-"""First row of a sequence; row 0 is unused padding."""
+"""Index of the first KV row that a sequence can use; row 0 is unused padding."""
 
 
 class CapacityExceededError(ValueError):
@@ -29,14 +29,14 @@ class CapacityExceededError(ValueError):
 
 
 class RowRange(NamedTuple):
-    """Range of contiguous KV rows, from `begin` up to but excluding `end`, that one pass runs over."""
+    """The contiguous KV rows of one pass: from `begin` up to but excluding `end`."""
 
     begin: int
     end: int
     rows: list[int]
     """The rows of the range that belong to a sequence of the pass, ascending."""
     indices: list[int]
-    """For each of these rows, the index of its sequence in the pass."""
+    """Indices, in the pass, of the sequences of `rows`."""
 
     def is_pass(self, num_seqs: int) -> bool:
         """Whether the range consists of exactly the rows of all sequences of a pass, in the order of the sequences."""
@@ -136,8 +136,9 @@ class StageRunner:
         self._check_room(rows, starts, sizes[ROWS])
         inputs = {**inputs, START: upload(starts, self.session.device)}
         check_dtypes(inputs, self._inputs)
-        # Only `capacity - max_kv_cache_capacity` positions at the end of a KV row, those for a tree, are never kept. If
-        # a pass has more rows per sequence, as in prefill, padding rows would overwrite KV that other sequences keep.
+        # Padding writes its KV to the last positions of a KV row. The last `capacity - max_kv_cache_capacity` positions
+        # are reserved for trees and hold no kept KV. A pass with more rows per sequence, such as a prefill, may not
+        # include other sequences' KV rows, because padding would overwrite kept KV.
         gaps = sizes[ROWS] <= self.limits.capacity - self.limits.max_kv_cache_capacity
         captured = self._captured.get((stage, sizes[ROWS]), ())
         outputs: dict[str, Tensor] = {}
@@ -222,7 +223,7 @@ def _fill(tensors: dict[str, Tensor], inputs: dict[str, Tensor], places: Tensor,
 
 
 def row_ranges(rows: list[int], most: int, gaps: bool = True) -> list[RowRange]:
-    """Splits rows into ranges of at most `most` rows.
+    """Splits the KV rows of a pass into contiguous ranges of at most `most` rows.
 
     Args:
         rows: the KV rows of a pass.

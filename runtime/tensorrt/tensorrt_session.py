@@ -16,7 +16,7 @@ class TensorRTSession:
 
     Args:
         file: the engine.
-        library: library that built it, which also has the runtime.
+        library: the library that built the engine and that also runs it.
         stages: stages in the order of the engine's profiles.
         device: GPU to run on.
 

@@ -99,7 +99,7 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
 
 
 def _coverage(source: Source, head: TrainedHead) -> float:
-    """Share of the tokens that the head can draft, among the tokens of the text on which heads are measured."""
+    """Share of the measurement text's tokens that are in the head's draft vocabulary."""
     counts = source.judged_token_counts()
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 

@@ -23,8 +23,8 @@ class HeadAcceptance(NamedTuple):
     length: float
     """Tokens per round: accepted tokens plus the bonus token."""
     by_depth: list[float]
-    """For each depth, among the drafts whose predecessors in the chain were all right, the share that is right
-    itself.
+    """Acceptance at each depth: the share of right drafts among the drafts whose predecessors in the chain were all
+    right.
     """
     num_rounds: int
 

@@ -71,8 +71,8 @@ class Family(ABC):
         """A module that contains the head and maps the tensors that `inputs` returns to the mean loss."""
 
     def inputs(self, config: TrainDrafterConfig, found: Inputs, step: int, part: Part) -> Inputs:
-        """Inputs of the module that `loss` returns, made from the tensors `found` of a source; must be a pure function
-        of the arguments.
+        """Converts the tensors `found`, which a source returned, to inputs of the module that `loss` returns. Must be a
+        pure function of the arguments.
         """
         return found
 
@@ -96,8 +96,8 @@ class Family(ABC):
         """
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
-        """Load a head of this family in float32 in the same way as the head's drafter, borrowing the verifier's
-        weights.
+        """Load a head of this family in float32, with the loader that the head's drafter uses. Weights that the head
+        shares with the verifier are borrowed from the verifier.
 
         Raises:
             CheckpointError: the folder cannot be read, or the head belongs to another verifier.
@@ -105,7 +105,7 @@ class Family(ABC):
         raise NotImplementedError
 
     def free(self, head: TrainedHead) -> TrainedHead:
-        """Make the head's weights trainable, except those of the verifier."""
+        """Make the head's weights trainable, except those borrowed from the verifier."""
         raise NotImplementedError
 
     def settings_of(self, head: TrainedHead) -> dict[str, Any]:

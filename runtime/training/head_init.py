@@ -113,7 +113,9 @@ def _copy_decoder(head: DecoderHead, weights: VerifierWeights, qkv: Tensor) -> N
 
 
 def copy_layer(layer: nn.Module, weights: VerifierWeights) -> None:
-    """Copy the weights of a decoder layer after attention from the verifier's last layer, where shapes match."""
+    """Copy the verifier's last layer to a head's layer, except the q, k and v projections. Tensors whose shapes differ
+    are not copied.
+    """
     copy_tensors(layer.o_proj.weight, weights, ["self_attn.o_proj.weight"])
     copy_tensors(layer.gate_up_proj.weight, weights, ["mlp.gate_proj.weight", "mlp.up_proj.weight"])
     copy_tensors(layer.down_proj.weight, weights, ["mlp.down_proj.weight"])

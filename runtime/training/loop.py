@@ -54,7 +54,7 @@ class Task:
     """Function that measures acceptance with the current weights."""
     accepted: Callable[[], list[Tensor]] = list
     """Function that returns, for each step of the chains of the last pass, the mean probability that the verifier gives
-    to the head's likeliest draft. The list is empty if these are unknown.
+    to the head's likeliest draft. The list is empty if the probabilities are unknown.
     """
     validation_interval_steps: int = 0
     """Number of steps between measurements; 0 measures only at the end."""
@@ -174,14 +174,14 @@ class _Run:
             self.curves.draw(state)
 
     def _step(self, step: int, rate: float) -> tuple[int, float]:
-        """Runs an optimizer step; returns the number of tokens and their mean loss, both over all processes."""
+        """Runs an optimizer step; returns the step's number of tokens and mean loss, both over all processes."""
         rounds = self.config.accumulation_steps
         num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
         times = self.times
         for index in range(rounds):
             with times.measure("data"):
                 inputs = self.task.inputs(step, self.ranks.part(index, rounds))
-            # Processes exchange gradients once per step, in the backward pass of the last part.
+            # Processes exchange gradients once per step, in the backward pass of the last accumulation round.
             with self._exchange_on(index == rounds - 1):
                 with times.measure("forward pass"), autocast(self.config):
                     loss = self.loss(*inputs.tensors) / rounds

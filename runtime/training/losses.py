@@ -13,7 +13,7 @@ from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.unroll import unroll
 
 _LOGITS_AT_ONCE = {"cpu": 2**20}
-"""By device type: number of logits that a cross-entropy processes at once. The number for CPUs is chosen so that the
+"""Number of logits that a cross-entropy processes at once, by device type. The number for CPUs is chosen so that the
 logits fit into the cache.
 """
 _MOST_LOGITS_AT_ONCE = 2**26
@@ -53,14 +53,14 @@ class Wanted(NamedTuple):
         return Wanted(*(None if part is None else part[:, rows] for part in self))
 
     def select_positions(self, rows: Tensor) -> "Wanted":
-        """These distributions at positions int64 [batch, N] of each sequence."""
+        """These distributions at the positions `rows` of each sequence, int64 [batch, N]."""
         batch = torch.arange(len(rows), device=rows.device)[:, None]
         return Wanted(*(None if part is None else part[batch, rows] for part in self))
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Cross-entropy of a head's logits [batch, length, draft_vocab_size] -> [batch, length]."""
         mine = logits if self.draft_ids is None else logits.gather(-1, self.draft_ids)
-        # Equals -sum(p * log_softmax(x)), but reads the vocabulary's logits once less.
+        # Equals -sum(p * log_softmax(x)), with one pass fewer over the logits of the whole vocabulary.
         return self.mass * logits.logsumexp(-1) - (self.probabilities * mine).sum(-1)
 
     def totals(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +81,8 @@ class Wanted(NamedTuple):
         return Wanted(*(None if part is None else part[chosen] for part in self))
 
     def among(self, candidates: Tensor) -> "Wanted":
-        """These distributions restricted to draft ids int64 [batch, length, C]; probabilities of other ids are
-        dropped.
+        """These distributions restricted to the draft ids `candidates`, int64 [batch, length, C]. The probabilities of
+        other ids are dropped.
         """
         if self.draft_ids is None:
             probabilities = self.probabilities.gather(-1, candidates)
@@ -204,10 +204,10 @@ class DraftLoss(nn.Module):
     def forward(
         self, token_ids: Tensor, taps: Tensor, target: DenseTarget | TopTarget, loss_mask: Tensor | None = None
     ) -> Tensor:
-        """The loss, a scalar, of int64 tokens [batch, length] with taps [batch, length, taps_size].
+        """Returns the loss of a batch, a scalar.
 
         Args:
-            token_ids, taps: the sequences.
+            token_ids, taps: tokens, int64 [batch, length], and the verifier's taps, [batch, length, taps_size].
             target: the verifier's distributions.
             loss_mask: bool [batch, length], False for tokens not to be learnt. Predictions of such tokens count with
                 loss 0, so that the mean over the parts of a batch equals the mean over the batch.
@@ -220,8 +220,8 @@ class DraftLoss(nn.Module):
         accepted = []
         total = torch.zeros((), device=token_ids.device)
         for step in unroll(self.head, token_ids, taps, self.num_steps, chains=chains):
-            # A step's row i predicts token i + offset. The verifier's row i predicts token i + 1, so the targets are
-            # the verifier's rows from offset - 1 on.
+            # Row i of a step predicts token i + offset, and row i of the verifier predicts token i + 1. The targets are
+            # therefore the verifier's rows that begin at offset - 1.
             rows = slice(step.offset - 1, step.offset - 1 + width)
             learnt = loss_mask[:, step.offset : step.offset + width]
             hidden = step.hidden[learnt if chains is None else learnt.flatten()[chains]]

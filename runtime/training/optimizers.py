@@ -11,8 +11,8 @@ from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
 _WEIGHT_DECAY = 0.05
 """Weight decay of the matrices that Muon trains."""
 _NO_LAYERS = ("embed", "lm_head", "markov_w", "confidence", "codebook", "key_norms")
-"""Parts of parameter names: AdamW trains parameters with these names although they are matrices. They are per-token
-tables, output layers and stacked norms.
+"""Substrings of the names of matrices that AdamW trains instead of Muon: per-token tables, output layers and stacked
+norms.
 """
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

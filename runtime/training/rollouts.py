@@ -32,14 +32,14 @@ class RowSampler:
         self._seed = seed
 
     def batch(self, cursor: int, batch_size: int) -> Tensor:
-        """The `batch_size` rows from number `cursor * batch_size` on in the order of drawing -> int64 [batch_size,
-        length].
+        """Returns `batch_size` consecutive rows in the order of drawing, beginning with row number `cursor *
+        batch_size` -> int64 [batch_size, length].
         """
         return self.rows(cursor * batch_size, range(batch_size))
 
     def rows(self, start: int, rows: range) -> Tensor:
-        """The rows with numbers `start + row` in the order of drawing, for each `row` of `rows` -> int64 [len(rows),
-        length].
+        """Returns the rows that have the numbers `start + row` in the order of drawing, one for each `row` in `rows` ->
+        int64 [len(rows), length].
         """
         numbers = [divmod(start + row, len(self._rows)) for row in rows]
         return self._rows[[self._order(epoch)[index] for epoch, index in numbers]]

@@ -59,7 +59,9 @@ class LiveSource:
         self._own_text = RowSampler(self._rollouts, config.seed)
 
     def inputs(self, step: int, part: Part) -> Inputs:
-        """Inputs from a batch's rows, of which the first are generated text, and the others text of the corpus."""
+        """Inputs from the rows of a batch. The first rows of a batch are generated text, the other rows are text of the
+        corpus.
+        """
         config, own = self._config, self._own_rows
         rows = part.rows(config.batch_size)
         others = config.batch_size - own

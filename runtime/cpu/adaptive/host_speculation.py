@@ -48,7 +48,7 @@ class HostSpeculation(AdaptiveSpeculation):
         self._by = torch.from_numpy(self.acceptance.table), torch.from_numpy(EDGES)
         self._num_context_tokens = 0
         self._asks = False
-        """Whether this round also requests the drafts for the next round."""
+        """Whether this round requests the drafts for the next round."""
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
@@ -135,7 +135,7 @@ def host_speculation(runner: ModelRunner) -> type[HostSpeculation] | None:
 
 
 def _useful_depth(seq: Sequence) -> int:
-    """Number of levels of a tree whose tokens the request can still emit. One token of the remaining number is the
-    bonus token.
+    """Number of levels of a tree whose tokens the request can still emit before max_tokens. One of the tokens that
+    remain until max_tokens is the bonus token, which is not part of the tree.
     """
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)

@@ -72,8 +72,8 @@ class KernelPasses(HeadPasses):
         self._edges = torch.zeros(0) if edges is None else torch.from_numpy(edges)
         self._angles: tuple[Tensor, ...] = ()
         self._channels: dict[int, tuple[Channel | None, object]] = {}
-        """For each outcome, by the address of its header: the addresses of the outcome's and the reply's buffers,
-        and the objects that own these buffers.
+        """Maps the address of an outcome's header to the addresses of the outcome's and the reply's buffers, and to the
+        objects that own these buffers.
         """
         self._kernel_head = kernel_head
         self.resized()

@@ -92,8 +92,8 @@ def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = 
 
     Args:
         held: list to which the objects are added that own the layer's memory; the head's parameters are not added.
-        behind: the layer to read, if it is not the first: it has the same shapes and its own input norm. None reads the
-            head's first layer.
+        behind: a layer after the head's first layer, with the first layer's shapes and its own input norm. None reads
+            the head's first layer.
     """
     config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
     heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim

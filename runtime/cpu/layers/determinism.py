@@ -1,4 +1,4 @@
-"""Deterministic mode on CPUs: a row's result has the same bits for any other rows in the same pass.
+"""Deterministic mode on CPUs: the bits of a row's result do not depend on the other rows in the same pass.
 
 All matrix products, norms and attention must run on the C++ kernels, whose order of summation depends neither on other
 rows nor on a tree's shape. For a model with any other module that computes rows, an error is raised that names the

@@ -44,9 +44,11 @@ class _Ahead(NamedTuple):
     index: int
     """Index of the layer that is called next."""
     entering: Tensor
-    """Tensor object that must be that layer's input; for another input, the stored outputs are not used."""
+    """Expected input of the layer `index`. If this layer is called with another tensor object, the stored outputs are
+    not used.
+    """
     outputs: list[Tensor]
-    """Outputs of that layer and of the layers after it."""
+    """Outputs of the layer `index` and of the layers after it."""
     position_embeddings: tuple[Tensor, Tensor]
     rows: Rows
 
@@ -63,8 +65,8 @@ class Additions(NamedTuple):
 class LayerStack:
     """The layers of a model, of the Llama or Gemma kind, that run on the C++ kernels.
 
-    The call of a layer also computes the layers after that layer; when those are called, they return the stored
-    outputs. Each layer's output thus still passes through the model's own code and hooks.
+    The call of a layer also computes the outputs of the layers after that layer, and stores them. When a later layer is
+    called, it returns its stored output. Each layer's output thus still passes through the model's own code and hooks.
     """
 
     def __init__(self, kernels: CpuKernels) -> None:
@@ -73,8 +75,8 @@ class LayerStack:
         self._layers: dict[int, Layer] = {}
         self._held: dict[int, list[object]] = {}
         self._kinds: dict[int, str | None] = {}
-        """By layer index: the layer type, if layers of different types may have different rotary embeddings (Gemma);
-        else None.
+        """Maps a layer's index to the layer's type if layers of different types may have different rotary embeddings
+        (Gemma), else to None.
         """
         self._attention: dict[int, LayerAttention] = {}
         self._added: dict[int, tuple[tuple[ctypes.Structure, ...], list[object]]] = {}
@@ -229,7 +231,7 @@ class LayerStack:
 
 
 class CpuLayer(SwappedLayer):
-    """Base class, put before a layer's own class, whose forward method runs the layer on the kernels.
+    """Base class that a swapped layer has in front of its own class. The forward method runs the layer on the kernels.
 
     Weights, parameter names and submodules stay as they are.
     """

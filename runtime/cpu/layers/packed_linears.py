@@ -18,7 +18,8 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
-    """Stores float32 weights on the CPU input-major: [out, in] with strides (1, out); returns the number of layers.
+    """Stores float32 weights on the CPU input-major: [out, in] with strides (1, out). Returns the number of changed
+    layers.
 
     With these strides the matrix product with eight rows (a chain to verify) takes half as long as with PyTorch's
     layout, and the product with a single row takes no longer. Shapes, names and values stay; tied embeddings share the

@@ -50,7 +50,7 @@ class KeptRotations:
 
 
 class StackedDecoder(nn.Module):
-    """Base class, put before a known decoder's class, whose forward method runs all layers as one step.
+    """Base class that a known decoder has in front of its own class. The forward method runs all layers as one step.
 
     Weights, parameter names and submodules stay as they are.
     """
@@ -109,8 +109,8 @@ class Logits(NamedTuple):
 
 
 class StackedCausalLM(nn.Module):
-    """Base class, put before a known causal LM's class that contains a `StackedDecoder`; its forward method avoids
-    transformers' output objects.
+    """Base class that a known causal LM with a `StackedDecoder` has in front of its own class. The forward method
+    creates none of transformers' output objects.
     """
 
     def forward(

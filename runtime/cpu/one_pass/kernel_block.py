@@ -37,7 +37,9 @@ class KernelBlock(NamedTuple):
         return _Reader(head).block(head.markov, head.selector)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> BlockHead:
-        """Returns the head's struct with the addresses of these KV caches. This object must outlive the struct."""
+        """Returns the head's struct with the addresses of these KV caches. The `KernelBlock` must outlive the
+        struct.
+        """
         made, layers = BlockHead.from_buffer_copy(self.head), type(self.layers).from_buffer_copy(self.layers)
         for layer, cache in zip(layers, caches, strict=True):
             layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)

@@ -52,8 +52,8 @@ class HostTrees:
         return self._taken[0]
 
     def verified(self) -> VerifiedTrees | None:
-        """Returns trees of the chosen nodes, or of all nodes if `take` was not called; None if only bare roots are
-        verified.
+        """Returns trees of the chosen nodes, or of all nodes if `choose_nodes` was not called; None if only bare roots
+        are verified.
         """
         taken = self.choose_nodes() if self._taken is None else self._taken[0]
         if taken is None or taken.is_bare:

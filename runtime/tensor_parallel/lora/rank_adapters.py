@@ -63,7 +63,9 @@ class RankAdapters(ModelAdapters):
         self._changes.append((adapter_id, None))
 
     def tell(self, rows: Rows | None) -> AdapterMessage:
-        """On rank 0: returns the changes before the other ranks' next pass, and the adapter ids of its rows."""
+        """On rank 0: returns the changes that the other ranks apply before their next pass, and the adapter ids of that
+        pass's rows.
+        """
         changes, self._changes = tuple(self._changes), []
         adapted = None if rows is None else rows.columns.get(AdapterRows)
         return changes, None if adapted is None else (adapted.ids, adapted.runs is not None)

@@ -1,6 +1,6 @@
 """LoRA adapters as inputs of the verifier's graph.
 
-Each layer's adapters are concatenated, and each sequence selects its own.
+The matrices of all adapters of a layer are concatenated, and each sequence selects the columns of its adapter.
 
 A layer adds (x A * chosen) B, with A [inputs, max_loras * rank] and B [max_loras * rank, outputs], where `chosen` is 1
 in the columns of the sequence's adapter and 0 elsewhere. Therefore no weights are gathered, and shapes do not depend on
@@ -27,12 +27,12 @@ from wingbeat.runtime.tensorrt.session import TensorSpec
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 IDS = "lora_ids"
-"""Name of the input with the number of each sequence's adapter, int64 [batch]; 0 means no adapter."""
+"""Name of the input that holds each sequence's adapter id, int64 [batch]; 0 means no adapter."""
 
 
 @dataclass(frozen=True)
 class GraphAdapters(MoreInputs):
-    """The linear layers of a graph that accept adapters, and the number and rank of adapters."""
+    """The linear layers of a graph that accept adapters, and the maximum number and rank of the adapters."""
 
     linears: Mapping[str, LinearShape]
     """Shapes of the linear layers, by module path in the model."""
@@ -89,7 +89,7 @@ class GraphAdapters(MoreInputs):
         return adapters.tensors
 
     def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
-        """See `MoreInputs.of_pass`; returns `IDS`, the number of each sequence's adapter."""
+        """See `MoreInputs.of_pass`; returns `IDS`, the adapter id of each sequence."""
         adapted = batch.columns.get(AdapterRows)
         nobodys = batch.token_ids.new_zeros(shape[0])
         return {IDS: nobodys if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()}

@@ -15,13 +15,15 @@ graph_fields = "wingbeat.runtime.tensorrt.lora.engine_linear:FIELDS"
 
 
 def beyond_graph(config: "EngineConfig", limits: "Limits") -> Iterator[tuple[str, int, str, int]]:
-    """Requested numbers and ranks of adapters, each with the engine's limit for comparison."""
+    """Yields the requested number and rank of adapters with the engine's limits, as (setting, requested value, name of
+    the limit, limit).
+    """
     yield "max_loras", config.max_loras, "max_loras", limits.max_loras
     yield "max_lora_rank", config.max_lora_rank if config.max_loras else 1, "max_lora_rank", limits.max_lora_rank
 
 
 def graph_room(loaded: "LoadedModel", limits: "Limits") -> "GraphAdapters | None":
-    """Adapter inputs of a verifier to be exported; None without adapters.
+    """Adapter inputs of a verifier to be exported; None if `limits` allows no adapters.
 
     Raises ValueError if no layer accepts adapters.
     """

@@ -27,7 +27,7 @@ def extend_engine(directory: EngineDirectory, loaded: LoadedEngine, device: torc
 
 
 def take_images(loaded: LoadedEngine, session: EngineSession, config: PreTrainedConfig) -> MediaPart:
-    """Enable images for an engine's verifier; returns the part that reads them.
+    """Enable images for an engine's verifier; returns the `MediaPart` that reads the images.
 
     Args:
         loaded: the verifier.

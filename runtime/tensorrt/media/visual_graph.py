@@ -58,7 +58,7 @@ def visual_of(loaded: LoadedModel) -> EngineVisual | None:
 
 
 def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) -> GraphShapes:
-    """Shapes of the encoder's graph; the dimension `TOKENS` is free if images have grids."""
+    """Shapes of the encoder's graph; the dimension `TOKENS` is free if images are grids of patches."""
     if not visual.merge:
         output = TensorSpec(dtype, (visual.num_tokens, hidden_size))
         return GraphShapes({PIXELS: TensorSpec(dtype, (1, *visual.pixels))}, {"embeddings": output})
@@ -75,8 +75,8 @@ def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) ->
 
 
 def visual_inputs(visual: EngineVisual, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """Graph inputs of an image, one entry per pass of the graph. There is one pass, or one pass for each crop of the
-    image.
+    """Graph inputs of an image, one entry per pass of the graph. An image that is a grid of patches takes one pass; an
+    image that is split into crops takes one pass per crop.
 
     Args:
         visual: config of the encoder.
@@ -140,8 +140,8 @@ _WHOLE = _Whole()
 def segmented_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention of [1, heads, patches, dim] within segments; `cu_seq_lens_q` is the segment index of each patch, or
-    `_WHOLE`.
+    """Attention in which a patch sees only patches of its own segment; query, key, value [1, heads, patches, dim]. The
+    keyword `cu_seq_lens_q` is the segment index of each patch, or `_WHOLE` if the image is one segment.
     """
     segments, scaling = kwargs["cu_seq_lens_q"], kwargs["scaling"]
     scores = (query * scaling) @ key.transpose(-1, -2)

@@ -85,7 +85,9 @@ class MtpHead(DraftHead):
         return taps
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        """Rotary factors [1, batch * N, rotary_dim]; a token is one position after its feature at int64 [batch, N]."""
+        """Rotary factors [1, batch * N, rotary_dim] of the tokens, each at the position after its feature's;
+        `position_ids`, int64 [batch, N], are the positions of the features.
+        """
         return self._rotary(self.embed_tokens.weight, position_ids.flatten()[None] + 1)
 
     def forward(

@@ -30,10 +30,10 @@ class BlockLoss(nn.Module):
         loss_mask: Tensor | None,
         anchors: Tensor,
     ) -> Tensor:
-        """The loss, a scalar, of int64 tokens [batch, length] with taps [batch, length, taps_size].
+        """Returns the loss of a batch, a scalar.
 
         Args:
-            token_ids, taps: the sequences.
+            token_ids, taps: tokens, int64 [batch, length], and the verifier's taps, [batch, length, taps_size].
             target: the verifier's distributions.
             loss_mask: see `DraftLoss.forward`.
             anchors: int64 [batch, A]: start positions of the blocks.
@@ -108,8 +108,8 @@ class LatticeLoss(BlockLoss):
 
 
 class ParallelLoss(BlockLoss):
-    """P-EAGLE's loss. Each pair predicts the token after the pair, and the masked slots after an anchor predict the
-    tokens after that token.
+    """P-EAGLE's loss. Each pair of a feature and a token predicts the token after its own. The masked slots after the
+    pair at an anchor predict the tokens that follow the pair's prediction.
 
     The loss of a prediction is the cross-entropy to the verifier's distribution, with weight `step_decay ** depth`.
 

@@ -62,7 +62,7 @@ def initial_one_pass_head(
 
 
 def for_training(head: OnePassHead) -> OnePassHead:
-    """Make a head's weights trainable, except those of the verifier."""
+    """Make a head's weights trainable, except those borrowed from the verifier."""
     head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
     head.lm_head.weight.requires_grad_(head.config.draft_vocab_size < head.config.vocab_size)
     return head.train()
