@@ -211,8 +211,8 @@ class Timings:
         self._num_tokens[index] += num_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the other fields of `metrics`, next to `speculative_decoding`, in milliseconds and tokens/s; a field
-        that is undefined is null.
+        """Returns the timing fields of an answer's `metrics`, in milliseconds and tokens/s; a field that cannot be
+        computed is null. The field `speculative_decoding` of `metrics` is not included.
         """
         begun = [(first, last) for first, last in zip(self._first_at, self._last_at, strict=True) if first is not None]
         if not begun:

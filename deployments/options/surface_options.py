@@ -104,8 +104,8 @@ class SurfaceOptions(ModelOptions):
         return value
 
     def own_template(self) -> str | None:
-        """Returns the text of the chat template's file; None if the setting names no file; the model's template is then
-        used.
+        """Returns the text of the file that `chat_template` names. Returns None if the setting names no file, so that
+        the model's own template is used.
 
         Raises:
             OSError, ValueError: the file cannot be read.

@@ -126,8 +126,8 @@ class TaggedTextParser(CallParser):
             return False
         header = self.tags.header.fullmatch(self._pending[:end]) if mark and not is_over else None
         if header is None or (self.tags.is_bare and not self._types.knows(header["name"])):
-            # No call begins here. If the tag is part of the header, both become answer text together; if the tag were
-            # left unread, it would be found again.
+            # No call begins here, so the tag becomes answer text. A tag that is part of the header has not been read
+            # yet; it is read here, because `_read_text` would otherwise find it again.
             self._raw += self._read(0 if self._raw else len(self.tags.begins[-1]))
             self._drop_call()
             self._at = _At.TEXT

@@ -83,7 +83,9 @@ def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[st
 
 
 def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
-    """Return settings of several models in which the fields `names` have the values that they have in `served`."""
+    """Return the settings of several models; in each model's entry, the fields `names` are set to their values in
+    `served`.
+    """
     entries = tuple(
         entry | {name: getattr(one, name) for name in names} for entry, one in zip(config.models, served, strict=True)
     )

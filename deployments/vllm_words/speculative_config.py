@@ -230,4 +230,6 @@ def settings_of(said: Any, beside: Given) -> dict[str, Any]:
 
 
 SPECULATIVE: dict[str, Row] = {f"{PLACE}.{name}": row for name, row in _FIELDS.items()}
-"""Handling of each field of vLLM's `speculative_config`, by its key from `flat`."""
+"""Handling of each field of vLLM's `speculative_config`; the keys have the form `speculative_config.x`, as returned by
+`flat`.
+"""
