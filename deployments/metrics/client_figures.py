@@ -127,7 +127,7 @@ class RouterFigures:
 
     Args:
         router_id: id of the router.
-        num_admitted: function that returns the current number of choices that hold places, in engines and in the queue.
+        num_admitted: function that returns the current number of admitted choices, in engines and in the queue.
     """
 
     def __init__(self, router_id: str = "", num_admitted: Callable[[], int] = lambda: 0) -> None:
