@@ -20,7 +20,8 @@ OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 class SurfaceOptions(ModelOptions):
     """Settings of `AppConfig` that routers use."""
 
-    # The input is hidden in errors, because pydantic's error text would contain the whole input with the keys.
+    # The input is hidden in errors, because pydantic's error text would contain the whole input, including the API
+    # keys.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     max_body_bytes: int = Field(

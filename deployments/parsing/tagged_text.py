@@ -24,8 +24,8 @@ class Tags(NamedTuple):
     """Tags of a format."""
 
     begins: tuple[str, ...]
-    """Tags; each of them begins a call. The tag `begins[0]` comes before the header; any other tag is itself the
-    beginning of the header.
+    """Tags that can begin a call. The first tag comes before the header; every other tag is itself the beginning of the
+    header.
     """
     header: re.Pattern[str]
     """Pattern of the text before the first argument (or before the call's end if there are no arguments), with the
@@ -36,7 +36,7 @@ class Tags(NamedTuple):
     value: tuple[str, str]
     """Tags around an argument's value; the opening tag may be empty."""
     ends: tuple[str, ...]
-    """Tags; each of them ends the arguments."""
+    """Tags that can end the arguments."""
     is_bare: bool
     """Whether the header is only a name, so that text counts as a header only if it is the name of a known function."""
     has_lines: bool

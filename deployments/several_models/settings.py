@@ -62,7 +62,7 @@ def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":
     misplaced = next((name for name in OF_ONE_MODEL if name in config.model_fields_set), None)
     if misplaced is not None:
         raise ValueError(f"{misplaced} is given beside models: put it into the entry of its model")
-    common = {"threads": 1, **_beside(config)}  # without this, each model would use all CPU threads
+    common = {"threads": 1, **_beside(config)}  # by default, each model would use all CPU threads
     return tuple(_one(config, index, common, entry) for index, entry in enumerate(config.models))
 
 
