@@ -28,8 +28,8 @@ from wingbeat.deployments.router import END_S, Router
 logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
 UNLIMITED = 100_000
-"""Maximum ongoing calls per verifier. The number is so high that Serve never limits the calls (a stream for each
-router, and short calls), because the routers' admission already limits the load.
+"""Maximum ongoing calls per verifier; the calls are one stream for each router, and short calls. The number is so high
+that Serve never limits the calls, because the routers' admission already limits the load.
 """
 SERVE_ENV = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -98,8 +98,8 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
 def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Application:
     pool = first_result("bind_drafters", config, mark)
-    # Serve's controller stores the key and passes it to all replicas of this build. Another build has another key, so
-    # the replicas of that build do not use weights that were pushed to this build.
+    # Serve's controller keeps `store_key` and passes it to all replicas of this build. The replicas of another build
+    # have another key, so they do not use weights that were pushed to this build.
     store_key = uuid.uuid4().hex
     return _verifier(config, accelerator_type, VERIFIER + mark).bind(config, pool, store_key)
 

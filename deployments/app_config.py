@@ -230,8 +230,8 @@ class AppConfig(
         return self
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Returns, for each feature that can conflict with another feature, whether the settings use the feature, and
-        words for messages that name the setting.
+        """Returns a pair for each feature that can conflict with another feature: whether the settings use the feature,
+        and a phrase that names the setting in error messages.
         """
         device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
         share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
@@ -274,7 +274,7 @@ class AppConfig(
         return self.engine_factory is None and self.engine_dir is None
 
     def engine_config(self) -> EngineConfig:
-        """Returns the limits of one engine in the runtime's form.
+        """Returns the limits of one engine as the runtime's `EngineConfig`.
 
         Raises:
             ValueError: a limit is out of range; the message names field and value.
@@ -298,8 +298,8 @@ class AppConfig(
         )
 
     def most_num_seqs(self) -> int:
-        """Returns the maximum number of sequences that one engine runs at once; an engine on a GPU may lower the number
-        so that its memory suffices.
+        """Returns the maximum number of sequences that one engine runs at once. An engine on a GPU may lower the
+        number, so that the sequences fit in GPU memory.
         """
         if self.max_num_seqs is not None:
             return self.max_num_seqs
@@ -309,9 +309,9 @@ class AppConfig(
         return self.max_num_seqs is None and self.is_wingbeats_own() and self.resolved_device() == "cuda"
 
     def text_identity(self) -> str:
-        """Returns a text that describes all settings that affect tokens.
+        """Returns a text that describes all settings that affect the generated tokens.
 
-        An engine may continue a request of another engine only if both have the same text.
+        An engine may continue a request of another engine only if this method returns the same text for both engines.
         """
         engine = "torch" if self.engine_dir is None else f"the engines of {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
@@ -335,8 +335,8 @@ class AppConfig(
         return made
 
     def named_dir(self) -> Path:
-        """Returns the folder of the checkpoint that the settings name. For a copy made by `with_weights`, the original
-        settings are meant.
+        """Returns the folder of the checkpoint that the settings name. For a copy made by `with_weights`, the result is
+        the folder that the original settings name.
         """
         return self._named_dir or self.model_dir()
 
@@ -433,8 +433,8 @@ class AppConfig(
         """Returns the complete settings of each served model; if there is a single model, these settings.
 
         Raises:
-            ValueError: a setting is invalid, a setting that each model must have separately is given for all models
-                together, or a setting of the whole application is given for one model.
+            ValueError: a setting is invalid; or a setting that must be given for each model is given for all models; or
+                a setting of the whole application is given for one model.
         """
         return first_result("served", self) or (self,)
 

@@ -1,4 +1,6 @@
-"""Detects that a process of Ray's head node has ended. Without this, Ray's calls would wait for the process forever."""
+"""Detects that a process of Ray's head node has ended. Without this check, Ray's calls would wait for the process
+forever.
+"""
 
 import threading
 from collections.abc import Callable, Sequence

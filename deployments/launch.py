@@ -1,5 +1,5 @@
-"""Starts the application on Ray, or reports in one line why the start is impossible; at the end, ends the processes
-that it has started.
+"""Starts the application on Ray, or reports in one line why the start is impossible. When the application is stopped,
+the processes that were started here are ended.
 """
 
 import logging
@@ -280,7 +280,8 @@ class ServedApplication:
         reports = [handle.report.remote().result(timeout_s=REPORT_TIMEOUT_S) for handle in handles]
         logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
         first = config.served()[0]
-        # The demo model has a chat template, but it is trained only to complete Python code.
+        # For the demo model, the example command requests a completion: the model has a chat template, but is trained
+        # only to complete Python code.
         own = first.model is not None
         chats = own and (first.own_template() is not None or has_chat_template(first.model_dir(with_weights=False)))
         command = curl_command(self.url(), first.model_name(), bool(config.api_key), chats)
@@ -367,8 +368,8 @@ def serve_until_stopped(
 
 
 def _speak_for_ray(start_up: StartUp) -> None:
-    """Prints the log lines of Wingbeat from all processes; lines of Ray and Serve are printed only for errors in this
-    process.
+    """Passes the log lines of Ray's workers to `start_up`, which chooses the lines to print. In this process, Serve's
+    logger writes only errors.
     """
     # drops the messages that the raylet sends to all drivers, for example at the end of each actor
     ray_worker._worker_logs_enabled = False

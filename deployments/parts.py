@@ -11,24 +11,26 @@ Settings:
 - `model_settings`: like `settings`, for `ModelOptions`, which commands without a server have too.
 - `check_settings(config)`: raises ValueError, one line, for contradictions between fields.
 - `check_before_start(config)`: raises ValueError, one line, for what this machine lacks, before anything is deployed.
-- `check_memory(config, file)`: the same for this machine's memory, if the whole application runs on this machine.
+- `check_memory(config, file)`: raises ValueError, one line, if this machine has too little memory; called only if the
+  whole application runs on this machine.
 - `ram_settings`: names of settings that bound the RAM of a router.
 - `model_asked(config)`: like `asked`, for a `ModelOptions`.
-- `asked(config)`, `refusals`: features with whether the settings use them, and rows of `runtime.refusals`.
+- `asked(config)`: a pair for each feature of the part, see `AppConfig.asked`; `refusals`: rows of `runtime.refusals`.
 - `engine_limits(config)`: limits of an engine, which replace settings of the same names.
 - `text_identity(config)`: text describing settings that affect tokens, see `AppConfig.text_identity`.
 - `variant_names(config)`: names of variants of the model that requests may pass as `model`.
 - `served(config)`: settings per model, see `AppConfig.served`; `with_served(config, served, names)`: settings of
-  several models whose fields `names` have the values of `served`.
+  several models; in each model's entry, the fields `names` are set to their values in `served`.
 - `leaves_gpus_open(config)`: see `AppConfig.leaves_gpus_open`; `take_gpus(config, in_cluster, say)`: settings with
-  GPU shares chosen by the GPUs of the Ray cluster or of this machine; `say` shows a line about the choice.
+  GPU shares chosen for the GPUs of the Ray cluster or of this machine; `say` shows a line about the choice.
 
 The command and HTTP:
 
 - `add_commands(app)`: adds commands of `wingbeat`, see `cli.main`.
-- `words_of_serve(args, settings)`: translates the words of `wingbeat serve` to options of `settings`; returns the
-  options, and lines about words that were left out.
-- `speculative_settings(said, beside)`: settings for a `speculative_config` of vLLM, beside other given settings.
+- `words_of_serve(args, settings)`: translates the arguments of `wingbeat serve` to options of `settings`; returns
+  the options, and a line about each argument that is ignored.
+- `speculative_settings(said, beside)`: settings that replace a `speculative_config` of vLLM; `beside` are the other
+  settings that were given.
 - `hint(option, write)`: advice for an unknown option; `write` returns a setting's name as the user writes it.
 - `head_findings(folder, target)`: for a draft head of the part's kind: lines that `inspect` prints, the number of
   parameters, and the numbers per token in the head's KV cache.
@@ -72,7 +74,7 @@ A replica and its processes:
 - `num_ranks(config)`: processes of each verifier, if there are several.
 - `num_shared_drafters(config)`: number of drafters that verifiers share; `bind_drafters(config, mark)`: their Serve
   application, with `mark` as suffix of deployment names; `launch_drafter(config, bound, channel)`: function that
-  reserves a verifier's slots in a shared drafter, from pickled `DrafterTerms` or None to a `DrafterHandle`.
+  takes pickled `DrafterTerms` or None, and returns a `DrafterHandle` for a verifier's slots in a shared drafter.
 - `wait_for_any(bells, ready, timeout_s, quiet_since)`: waits for a round of any of several verifiers.
 - `address(config)`: this node's address, if rounds go to a drafter on another node.
 - `network_channel`: class of channel made as `(address, spec, device)`, whose name is not a string.
@@ -83,8 +85,8 @@ A replica and its processes:
 - `launch_ranks(config)`: launches the other ranks of an engine, see `replica.engine_life.OtherRanks`.
 - `serve_grammars(grammars)`: compiler of requests' grammars beside an engine, see `replica.engine.engine_setup`.
 - `refuses_weights(config)`: reason why new weights of the verifier cannot be pushed.
-- `share_spans(sent)`, `attach_spans(sent)`: moves the media spans of a `WireRequest` to shared memory, returning the
-  request and the memory's file descriptor; and restores the request in the engine.
+- `share_spans(sent)`: moves the media spans of a `WireRequest` to shared memory, and returns the request and the
+  memory's file descriptor; `attach_spans(sent)`: restores the request in the engine.
 - `tapped(config, needs, num_layers)`: layers of the verifier to tap, given the drafter's needs.
 - `observe(config, engine, engine_id)`: a `TrafficRecording` of the engine's requests.
 - `follow_head(config, worker)`: called with each drafter worker that is built.

@@ -30,8 +30,8 @@ a proxy (http_proxy) may be unable to reach. Downloads from the hub still use th
 NODE_S = 180
 """Maximum seconds to wait until the processes of a Ray cluster started here have registered."""
 SOON_S, LOOK_S = 5.0, 0.02
-"""Seconds within which a new node usually registers, and seconds between two looks during that time. After that time,
-Ray's own slower polling is used.
+"""SOON_S: seconds within which a new node usually registers. LOOK_S: seconds between two checks during that time. After
+that time, Ray's own slower polling is used.
 """
 PROCESS_GRACE_S = 5.0
 """Seconds that the processes of a failed start of Ray have to end by themselves."""
@@ -109,9 +109,9 @@ def head_for_serving() -> Iterator[None]:
     processes.
 
     Methods of Ray are replaced, because `ray.init` has no arguments for these changes. Even if its pages are turned
-    off, Ray's dashboard takes seconds to start, 75 MB and a port, only to count usage. The autoscaler's monitor needs
-    50 MB and looks for machines to start. Users who want the dashboard or the monitor start a cluster with `ray start`
-    and serve in that cluster.
+    off, Ray starts the dashboard's process to count usage; the process takes seconds to start, and needs 75 MB and a
+    port. The autoscaler's monitor needs 50 MB and looks for machines to start. Users who want the dashboard or the
+    monitor start a cluster with `ray start` and serve in that cluster.
     """
     spare = [name for name in ("start_api_server", "start_monitor") if hasattr(Node, name)]
     with contextlib.ExitStack() as stack:

@@ -84,7 +84,7 @@ class Router(RouterBase):
         watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
 
         # HTTP answers belong to the router and not to a model, so they are counted only in the figures of the first
-        # front.
+        # model.
         fleets = [front.figures for front in fronts]
         return Monitor(fronts[0].own, fleets, watchers, config.access_log)
 

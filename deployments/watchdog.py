@@ -43,7 +43,7 @@ class Watchdog:
         return self._process.pid
 
     def close(self) -> None:
-        """Ends the watchdog; must be called only when no processes are left that it would have to end."""
+        """Ends the watchdog; must be called only when no processes of the session are left."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()

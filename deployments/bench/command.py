@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -> None:
     """Run the comparison and print it; raises UserError if the engine or the prompts cannot be used."""
-    os.environ |= config.environment()  # engines in this process and in child processes read it
+    os.environ |= config.environment()  # engines in this process and in child processes read these variables
     if config.compares():
         found, shown = compare(config)
     elif config.dataset is not None:

@@ -70,7 +70,7 @@ def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
 
 
 def in_own_process(run: AskedOnce) -> dict[str, Any]:
-    """Measure in a new process, and return after the process has ended; raises UserError for any failure in it."""
+    """Measure in a new process, and return after the process has ended; raises UserError if the measurement fails."""
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return pool.submit(measure, run).result()
@@ -100,7 +100,10 @@ def measure(run: AskedOnce) -> dict[str, Any]:
 
 
 def questions_of(run: AskedOnce) -> list[Question]:
-    """Return the questions or prompts, each batch with a single category, so that each batch has the full load."""
+    """Return the questions or prompts. Every `batch_size` successive questions get a category of their own, because a
+    batch contains questions of a single category, and the dataset's own categories would leave some batches smaller
+    than the load.
+    """
     if run.dataset is None:
         turns = [(text,) for text in run.texts()]
     else:

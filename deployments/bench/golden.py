@@ -1,5 +1,5 @@
-"""Published acceptance lengths by name. With weights of the right shape but any values, speed can be measured as if
-drafts were accepted at such a length.
+"""Published acceptance lengths by name. If drafts are forced to be accepted at such a length, speed can be measured
+even with weights whose values are arbitrary.
 """
 
 import json

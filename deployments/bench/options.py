@@ -175,7 +175,7 @@ class AskedOnce(BenchConfig):
     """
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Return limits without a prefix cache: with it, the second mode would not have to prefill the prompts, so the
-        comparison would be unfair.
+        """Return limits without a prefix cache. With a prefix cache, the mode that runs second would not have to
+        prefill the prompts, so the comparison would be unfair.
         """
         return replace(super().engine_config(max_num_seqs), enable_prefix_caching=False)

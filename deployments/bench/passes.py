@@ -23,8 +23,8 @@ class Pass(NamedTuple):
 
     elapsed_s: float
     decode_s: float
-    """Seconds of decoding, summed over batches: from the moment at which all prompts of a batch have their first
-    tokens.
+    """Seconds from the moment at which every prompt of a batch has its first token to the end of the batch, summed over
+    batches.
     """
     num_rounds: int
     """Number of rounds within `decode_s`; a round counts once for each request that got tokens in it."""

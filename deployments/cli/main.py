@@ -44,8 +44,8 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _words_of_serve(args: list[str]) -> list[str]:
-    """Lets optional parts translate the words after `serve`, and prints to stderr one line for each word that is
-    ignored.
+    """Returns the arguments after `serve`, in which the hooks of optional parts have replaced another server's options
+    by Wingbeat's settings. Prints to stderr one line for each argument that is ignored.
     """
     for read in hooks("words_of_serve"):
         args, notes = read(args, AppConfig)

@@ -17,7 +17,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class UserError(Exception):
-    """Error that the user can correct; the message is one line that states how."""
+    """Error that the user can correct; the message is one line that states what to change."""
 
 
 def model_command(

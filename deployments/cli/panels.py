@@ -47,8 +47,7 @@ OF_FIELD = {
     **dict.fromkeys(("engine_factory", "drafter_factory", "verifier_resources"), CLUSTER),
     "served_model_name": API,
 }
-"""For single settings that belong to another subject than the rest of their class: the panel of the setting, by its
-name.
+"""Panels of the settings that do not belong in the panel of the rest of their class; the keys are the settings' names.
 """
 
 

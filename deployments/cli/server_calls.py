@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import urllib.error
 
 TIMEOUT_S = 600.0
-"""Maximum seconds to wait for an answer. The limit is long because, for example, the engines compute a prefix only
-after other work.
+"""Maximum seconds to wait for an answer. The limit is long because engines may have to finish other work first, for
+example before they compute a prefix.
 """
 Url = Annotated[str, typer.Option(help="URL of the server.")]
 Key = Annotated[

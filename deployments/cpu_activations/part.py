@@ -29,12 +29,12 @@ model_settings = {"cpu_activations": (Literal["exact", "int8"], _FIELD)}
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Return, for the feature of rounded activations, whether the settings turn it on, and words that name the
-    setting.
+    """Return a pair for the feature `INT8_ACTIVATIONS`: whether the settings turn the rounding of activations on, and a
+    phrase that names the setting in error messages.
     """
     return {INT8_ACTIVATIONS: (config.cpu_activations == "int8", "cpu_activations is int8")}
 
 
 def text_identity(config: "AppConfig") -> str:
-    """Return the part of the text identity about rounded activations; empty without rounding."""
+    """Return the phrase about activations for `AppConfig.text_identity`; empty if activations are not rounded."""
     return ", activations rounded to int8" if config.cpu_activations == "int8" else ""

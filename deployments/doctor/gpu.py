@@ -13,7 +13,7 @@ from wingbeat.deployments.doctor.machine import gib
 
 def gpu_parts(seen: bool) -> list[Part]:
     """Return the checks of the first GPU, in the order in which starting a server depends on them. If `seen` is False,
-    only one check is returned.
+    return a single check, which reports why torch finds no GPU.
     """
     if not seen:
         return [Part("GPU", 30, _no_gpu)]

@@ -85,8 +85,8 @@ def round_estimate(llm: "LLM") -> RoundEstimate:
 def bytes_of_a_round(model: "nn.Module") -> int:
     """Return the bytes of weights that the pass of one token reads.
 
-    Of an input embedding, only one row is counted, unless it is also the output matrix. Of a layer's experts, only as
-    many are counted as a token is routed to.
+    The input embedding is not counted, because only one of its rows is read, unless the embedding is also the output
+    matrix. Only the share of a layer's experts that a token is routed to is counted.
     """
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     tied = outputs is None or _weights_of(inputs).keys() == _weights_of(outputs).keys()

@@ -29,7 +29,7 @@ class Embeddings:
     """Answers `/v1/embeddings` with the engines of one model.
 
     Args:
-        service: the model's service; its part `embeddings` is an `EmbeddingKind`.
+        service: the model's service, whose dict `of_parts` holds the `EmbeddingKind`.
     """
 
     def __init__(self, service: CompletionService) -> None:

@@ -77,8 +77,8 @@ class BorrowedWeights:
     def __call__(self, name: str) -> Tensor | None:
         """Wait for the loan, then map the verifier's weight and return it.
 
-        Returns None if the drafter has to load its own copy. The reason is then logged, unless it is that the verifier
-        is on another GPU.
+        Returns None if there is no loan, the verifier is on another GPU, or mapping fails. The drafter then loads its
+        own copy. Only a failure to map is logged.
         """
         if not self._told.wait(self._patience_s):
             self.tell(None)

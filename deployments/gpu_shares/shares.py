@@ -13,7 +13,9 @@ from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.parts import first_result
 
 WITH_DRAFTER, BESIDE = 0.7, 0.3
-"""Shares of a GPU that a verifier and its drafter share: the verifier's, the drafter's."""
+"""Shares of one GPU on which a verifier and its drafter both run: WITH_DRAFTER for the verifier, BESIDE for the
+drafter.
+"""
 
 
 class Placed(NamedTuple):

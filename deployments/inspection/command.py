@@ -202,8 +202,8 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
 
 
 def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]) -> Findings:
-    """Return the readings of the head's weights (see `HeadConvention`) that its files allow; the first reading is the
-    likeliest.
+    """Return findings about the readings (interpretations of the head's weights, see `HeadConvention`) that the head's
+    files allow. The first of `readings` is the likeliest.
     """
     fields = HeadConvention._fields
     return {
@@ -215,7 +215,7 @@ def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]
 
 
 def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Findings:
-    """Return the readings if the verifier is unknown.
+    """Return the findings about readings of the head's weights if the verifier is unknown.
 
     The meaning of layer ids and of defaults depends on the verifier's number of layers, so more readings are possible
     than for a known verifier.

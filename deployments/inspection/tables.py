@@ -21,7 +21,9 @@ def layers_table(groups: list[Findings]) -> Table:
 
 
 def readings_table(chosen: Findings, readings: list[Findings]) -> Table:
-    """Return a table with the acceptance of each reading of a head; the table also shows which reading was chosen."""
+    """Return a table of the readings of a head (interpretations of its weights, see `HeadConvention`), with the
+    acceptance under each reading. The table also shows which reading was chosen.
+    """
     differing = [name for name in chosen if len({reading["convention"][name] for reading in readings}) > 1]
     table = Table("", *differing, "tokens per chain", "accepted by depth", title="Readings of the head")
     for reading in readings:

@@ -58,8 +58,8 @@ def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecordi
 
 
 def keeps_weak_head(config: "AppConfig") -> bool | None:
-    """Return True if a weak head is acceptable, because the head is being trained, and because adaptive speculation
-    makes no drafts that do not pay.
+    """Return True if a head that fails its self-test may be served, else None. The head may be served if it is being
+    trained and adaptive speculation is on, which drafts only where drafts save time.
     """
     return True if learns(config) and config.adaptive is not False else None
 

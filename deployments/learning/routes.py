@@ -173,7 +173,7 @@ def _incoming(ledger: HeadLedger, name: str) -> Path:
         root, source = root.resolve(), (root / name).resolve()
         if source.is_relative_to(root) and (source / "config.json").is_file():
             return source
-    # for example for a NUL, a name that is too long, or a cycle of links
+    # raised, for example, if the path contains a NUL, a name that is too long, or a cycle of links
     except (ValueError, OSError, RuntimeError) as error:
         raise invalid("folder", f"must be a head's folder below {root}: {error}") from None
     raise invalid("folder", f"must be a head's folder below {root}")

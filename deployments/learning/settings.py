@@ -105,7 +105,9 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return, for the feature of learning, whether the settings turn it on, and words that name the setting."""
+    """Return a pair for the feature `LEARN`: whether the settings turn learning on, and a phrase that names the setting
+    in error messages.
+    """
     return {LEARN: (config.learn is not None, "learn is given")}
 
 

@@ -39,7 +39,7 @@ class LocalConfig(ModelOptions):
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
         """Return the limits for `max_num_seqs` sequences.
 
-        If a memory budget is set, the number of KV blocks follows from the budget; otherwise it is the largest number
+        If a memory budget is set, the number of KV blocks follows from the budget; otherwise the number is the most
         that these sequences can need.
         """
         max_model_len = self.max_model_len or min(_num_positions(self.model_dir()), DEFAULT_MAX_MODEL_LEN)

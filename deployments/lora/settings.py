@@ -99,7 +99,7 @@ def engine_limits(config: "AppConfig") -> dict[str, int]:
 
 
 def text_identity(config: "AppConfig") -> str:
-    """Return the part of the text identity that states the maximum rank of adapters.
+    """Return the phrase for `AppConfig.text_identity` that states the maximum rank of adapters.
 
     Empty if no adapters are served.
     """

@@ -66,8 +66,8 @@ def _check_length(data: bytes) -> None:
     error.
     """
     num_bytes = int.from_bytes(data[4:8], "little")
-    # The length field counts the bytes from the ninth byte on. Some writers count the bytes of the whole file instead,
-    # or count a padding byte that is missing.
+    # By the format, the length field is the file's size minus 8. Some writers store the whole size, or count a padding
+    # byte that is missing, so files up to 8 bytes shorter than the format requires are accepted.
     if len(data) < num_bytes != _UNKNOWN_BYTES:
         raise MediaError(f"is truncated: its header says {num_bytes} bytes, but it has {len(data)}")
 

@@ -127,7 +127,7 @@ class RouterFigures:
 
     Args:
         router_id: id of the router.
-        num_admitted: function that returns the current number of choices that hold places, in engines and in the queue.
+        num_admitted: function that returns the current number of admitted choices, in engines and in the queue.
     """
 
     def __init__(self, router_id: str = "", num_admitted: Callable[[], int] = lambda: 0) -> None:
@@ -211,8 +211,8 @@ class Timings:
         self._num_tokens[index] += num_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the other fields of `metrics`, next to `speculative_decoding`, in milliseconds and tokens/s; a field
-        that is undefined is null.
+        """Returns the timing fields of an answer's `metrics`, in milliseconds and tokens/s; a field that cannot be
+        computed is null. The field `speculative_decoding` of `metrics` is not included.
         """
         begun = [(first, last) for first, last in zip(self._first_at, self._last_at, strict=True) if first is not None]
         if not begun:

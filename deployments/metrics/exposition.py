@@ -34,7 +34,9 @@ def _families(snapshot: FleetSnapshot) -> Iterable[Metric]:
 
 
 def _joined(families: Sequence[Metric]) -> Metric:
-    """Merges the same family of several models. Samples without a model label belong to the router, and are summed."""
+    """Merges the families of one name from several models. Samples with equal labels are summed; these are the samples
+    of the router, which have no model label.
+    """
     first, *others = families
     if not others:
         return first

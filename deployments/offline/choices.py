@@ -29,7 +29,7 @@ class RunningChoice:
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._asked, self._tokenizer = asked, tokenizer
-        # created with the first token, because in a long list most prompts still wait
+        # created with the first token, because most prompts of a long list are still waiting and need no stream yet
         self._stream: TextStream | None = None
         self._stop_reason: str | int | None = None
         self._pieces: list[str] = []

@@ -8,7 +8,7 @@ from wingbeat.runtime.scheduling.request import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished choice. Fields that also exist in vLLM have the same names as there."""
+    """A finished choice. Fields that also exist in vLLM have vLLM's names."""
 
     index: int
     """Index among the prompt's choices."""

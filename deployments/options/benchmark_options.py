@@ -52,7 +52,7 @@ class BenchmarkOptions(ModelOptions):
         return value
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """See `ModelOptions.asked`; adds `forced_acceptance`, and the absence of a drafter."""
+        """See `ModelOptions.asked`; adds two features: forced acceptance, and the absence of a drafter."""
         return super().asked() | {
             Feature.FORCED_ACCEPTANCE: (self.forced_acceptance is not None, "forced_acceptance is given"),
             Feature.NO_DRAFTER: (not self.choice().drafts, "drafter is none"),

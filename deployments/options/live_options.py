@@ -10,8 +10,8 @@ from wingbeat.deployments.parts import merged
 
 
 class LiveLogOptions(BaseModel):
-    """Settings that routers and verifiers take from `user_config`; a setting that is absent gets its value at the start
-    again.
+    """Settings that routers and verifiers take from `user_config`. A setting that is absent from a new `user_config` is
+    reset to the value that it had when the process started.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.

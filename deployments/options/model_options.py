@@ -134,7 +134,7 @@ class LoadOptions(ModelFolder):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def resolved_dtype(self, checkpoint: Path | None = None) -> str:
-        """Returns the name of the torch dtype that follows from settings and checkpoint; no dtype is timed.
+        """Returns the name of the torch dtype that follows from settings and checkpoint, without timing any dtype.
 
         Args:
             checkpoint: folder of the weights; with None, the verifier's folder is used.
@@ -152,8 +152,8 @@ class LoadOptions(ModelFolder):
         return self.dtype == INT8
 
     def shown_dtype(self, resolved: str) -> str:
-        """Returns a text about the dtype for log lines: `resolved`, and also the storage format of the weights if it is
-        another one.
+        """Returns the text about the dtype for log lines: `resolved`, and also int8 if the weights of linear layers are
+        rounded to int8.
         """
         return f"{INT8} weights, {resolved} otherwise" if self.rounds_weights() else resolved
 
@@ -286,8 +286,8 @@ class ModelOptions(ModelSettings):
         return self
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Returns, for each feature that can conflict with another feature, whether the settings use the feature, and
-        words for messages that name the setting.
+        """Returns a pair for each feature that can conflict with another feature: whether the settings use the feature,
+        and a phrase that names the setting in error messages.
         """
         return merged("model_asked", self) | {
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),

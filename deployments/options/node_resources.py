@@ -21,6 +21,6 @@ def _check(value: dict[str, float] | None) -> dict[str, float] | None:
 
 
 NodeResources = Annotated[dict[str, float] | None, BeforeValidator(_read), AfterValidator(_check)]
-"""Type of settings with custom Ray resources: a mapping from the name of a resource to the amount that each process
-takes of it on its node. On the command line the value is JSON.
+"""Type of settings with custom Ray resources: a mapping from a resource's name to the amount that each process reserves
+on its node. On the command line the value is JSON.
 """

@@ -62,8 +62,8 @@ class ScalingOptions(ModelOptions):
         }
 
     def min_pairs(self) -> int:
-        """Returns the minimum number of verifiers (at least 1), apart from times at which autoscaling has removed all
-        verifiers.
+        """Returns the minimum number of verifiers while there are requests. The number is at least 1, even if
+        autoscaling may remove all verifiers while there are no requests.
         """
         if self.autoscaling_config is not None:
             return max(1, self.autoscaling_config.get("min_replicas", 1))

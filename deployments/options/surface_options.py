@@ -20,7 +20,8 @@ OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 class SurfaceOptions(ModelOptions):
     """Settings of `AppConfig` that routers use."""
 
-    # The input is hidden in errors, because pydantic's error text would contain the whole input with the keys.
+    # The input is hidden in errors, because pydantic's error text would contain the whole input, including the API
+    # keys.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     max_body_bytes: int = Field(
@@ -104,8 +105,8 @@ class SurfaceOptions(ModelOptions):
         return value
 
     def own_template(self) -> str | None:
-        """Returns the text of the chat template's file; None if the setting names no file; the model's template is then
-        used.
+        """Returns the text of the file that `chat_template` names. Returns None if the setting names no file, so that
+        the model's own template is used.
 
         Raises:
             OSError, ValueError: the file cannot be read.

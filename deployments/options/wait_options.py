@@ -16,7 +16,7 @@ must not count as stuck.
 
 
 class WaitOptions(ModelOptions):
-    """Settings of `AppConfig` for when an engine or a drafter counts as stuck."""
+    """Settings of `AppConfig` that define when an engine or a drafter counts as stuck."""
 
     engine_stuck_after_s: float | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Conversion of command line text to values: null words, JSON objects and lists."""
+"""Conversion of command line text to values: words that stand for None, JSON objects, and lists."""
 
 import json
 from typing import Any, get_args

@@ -55,8 +55,8 @@ class CallParser(Parser):
         return self._take()
 
     def cut(self) -> MessageDelta:
-        """Ends a text that was cut off, see `Parser`. Drops unread text, because it may be the beginning of a mark, and
-        a call of which nothing was sent.
+        """Ends a text that was cut off, see `Parser`. Unread text is dropped, because it may be the beginning of a
+        mark. A call of which nothing was sent is dropped too.
         """
         if self._pending or (self._raw and not self._is_sent):
             self._pending = self._raw = self._space = ""

@@ -77,7 +77,7 @@ class HermesParser(CallParser):
                 self._at = _At.TEXT
             return False
         if self._pending.startswith(END) or END.startswith(self._pending):
-            # Here the closing mark is read; if the answer was cut off, only the beginning of the mark.
+            # If the answer was cut off within the closing mark, the beginning of the mark is read like the whole mark.
             self._read(len(END))
         self._at = _At.TEXT
         return True

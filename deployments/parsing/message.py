@@ -63,8 +63,8 @@ class Parser(ABC):
         """Called when the text has ended; returns the rest of the message, which was held back."""
 
     def cut(self) -> MessageDelta:
-        """Does the same as `flush` for a text that was cut off; drops an incomplete mark or call at the end of the
-        text.
+        """Called instead of `flush` if the text was cut off; returns the rest of the message without an incomplete mark
+        or call at its end.
         """
         return self.flush()
 

@@ -39,7 +39,9 @@ class _At(Enum):
 
 
 class PythonicParser(CallParser):
-    """Parser of calls in both forms. Text outside of calls, and calls of unknown functions, are answer text."""
+    """Parser of calls in the forms of Llama and of OLMo. Text outside of calls is answer text; so is a call of a
+    function that the request does not define.
+    """
 
     _at = _At.START
 

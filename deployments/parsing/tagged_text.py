@@ -24,8 +24,8 @@ class Tags(NamedTuple):
     """Tags of a format."""
 
     begins: tuple[str, ...]
-    """Tags; each of them begins a call. The tag `begins[0]` comes before the header; any other tag is itself the
-    beginning of the header.
+    """Tags that can begin a call. The first tag comes before the header; every other tag is itself the beginning of the
+    header.
     """
     header: re.Pattern[str]
     """Pattern of the text before the first argument (or before the call's end if there are no arguments), with the
@@ -36,7 +36,7 @@ class Tags(NamedTuple):
     value: tuple[str, str]
     """Tags around an argument's value; the opening tag may be empty."""
     ends: tuple[str, ...]
-    """Tags; each of them ends the arguments."""
+    """Tags that can end the arguments."""
     is_bare: bool
     """Whether the header is only a name, so that text counts as a header only if it is the name of a known function."""
     has_lines: bool
@@ -126,8 +126,8 @@ class TaggedTextParser(CallParser):
             return False
         header = self.tags.header.fullmatch(self._pending[:end]) if mark and not is_over else None
         if header is None or (self.tags.is_bare and not self._types.knows(header["name"])):
-            # No call begins here. If the tag is part of the header, both become answer text together; if the tag were
-            # left unread, it would be found again.
+            # No call begins here, so the tag becomes answer text. A tag that is part of the header has not been read
+            # yet; it is read here, because `_read_text` would otherwise find it again.
             self._raw += self._read(0 if self._raw else len(self.tags.begins[-1]))
             self._drop_call()
             self._at = _At.TEXT

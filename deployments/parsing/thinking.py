@@ -30,7 +30,8 @@ class ThinkingParser(Parser):
     def thinking_format(self) -> Format | None:
         """Returns the format of reasoning up to the closing mark.
 
-        The reasoning is optional, unless it is begun by the prompt or always written in the model's format.
+        The reasoning is optional, unless the prompt ends with the opening mark or the model's answers always begin with
+        reasoning.
         """
         if self._at is _At.ANSWER:
             return None

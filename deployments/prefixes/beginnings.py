@@ -19,7 +19,9 @@ from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 VARIABLES = (*ChatBody.template_names, "documents", "reasoning_effort", "chat_template_kwargs")
 """Fields of a chat request that the chat template reads in addition to the messages."""
 _PROBES = ("0", "x")
-"""Contents of two messages, which differ in their first character."""
+"""Contents of two probe messages. The tokens that both conversations, each with one probe at its end, have in common
+are the prefix. The contents differ in their first character, so that no token of the contents belongs to the prefix.
+"""
 
 
 def unknown_prefix(name: str, param: str = "prefix") -> ApiError:

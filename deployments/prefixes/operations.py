@@ -19,7 +19,9 @@ class PrefixOperations:
         self._prefixes = keeper
 
     def save_prefix(self, prefix: SavedPrefix) -> "Future[Refusal | None] | tuple[str, str]":
-        """Compute and pin a prefix; returns None on success; if the prefix is refused, an error code and the reason."""
+        """Compute and pin a prefix. The result is None on success; if the prefix is refused, an error code and the
+        reason.
+        """
         if self._prefixes is None:
             return "invalid_value", "cannot be kept: this engine keeps no prefixes"
         return self._prefixes.save(prefix)

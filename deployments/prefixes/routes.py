@@ -26,7 +26,7 @@ from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 PREFIXES_PATH = "/v1/prefixes"
 _CHAT_FIELDS = frozenset(("messages", *VARIABLES))
 Fleets = Mapping[CompletionService, FleetPrefixes]
-"""For each model (its service), the saved prefixes."""
+"""The saved prefixes of each model; the keys are the models' services."""
 
 
 class SavePrefixBody(described(_CHAT_FIELDS)):

@@ -40,8 +40,8 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return, for each of two features (a folder for prefixes, and prefix caching turned off), whether the settings use
-    it, and words that name the setting.
+    """Return a pair for each of two features, a folder for prefixes and prefix caching turned off: whether the settings
+    use the feature, and a phrase that names the setting in error messages.
     """
     return {
         PREFIX_DIR: (config.prefix_dir is not None, "prefix_dir is given"),

@@ -18,8 +18,8 @@ SETTINGS = {"tensor_parallel_size": (int, _FIELD)}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return, by feature, whether the settings use the feature, and words that name the setting. The features are
-    several ranks, and features that cannot be combined with several ranks.
+    """Return a pair for each feature: whether the settings use the feature, and a phrase that names the setting in
+    error messages. The features are several ranks, and features that cannot be combined with several ranks.
     """
     size, share = config.tensor_parallel_size, config.num_gpus_per_verifier
     return {

@@ -15,9 +15,7 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 
 FIELDS = ("llm_configs", "ingress_deployment_config", "ingress_cls_config")
 WITH_DRAFTER = 0.7
-"""If the drafter has weights: the verifier's fraction of the part of a GPU that the pair gets. The drafter gets the
-rest.
-"""
+"""Fraction of a pair's GPU share that the verifier gets if the drafter has weights. The drafter gets the rest."""
 
 
 class Said(NamedTuple):
@@ -99,7 +97,9 @@ def _joined(one: Translated, other: Translated) -> Translated:
 
 
 def _placed(said: Translated) -> Said:
-    """Divides the requested part of a GPU, if any, between the verifier and a drafter with weights."""
+    """Divides a pair's GPU share between the verifier and a drafter with weights, if the arguments request a share
+    below one GPU.
+    """
     settings = dict(said.settings)
     accelerator, part = settings.pop(ACCELERATOR, None), settings.pop(GPU_PART, None)
     if part is not None:

@@ -10,12 +10,16 @@ from typing import Any
 from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, renamed
 
 ACCELERATOR, GPU_PART = "accelerator_type", "part of a GPU"
-"""Keys that are not settings: Ray's accelerator type, and the part of a GPU for a pair, below 1."""
+"""Keys of translated values that are not settings: Ray's accelerator type, and the fraction of a GPU (below 1) that a
+pair gets.
+"""
 NESTED = (
     *("model_loading_config", "lora_config", "accelerator_config", "placement_group_config", "experimental_configs"),
     *("deployment_config", "deployment_config.ray_actor_options"),
 )
-"""Nested objects; the table lists each of their fields as `object.field`."""
+"""Fields of an `LLMConfig` that are objects; the table `LLM_CONFIG` lists the fields of these objects as
+`object.field`.
+"""
 _BUCKETS = ("s3://", "gs://", "abfss://", "azure://")
 _NVIDIA = (
     *("A100", "A100-40G", "A100-80G", "A10", "A10G", "B200", "B300", "GB200", "GB300", "H100", "H20", "H200", "K80"),

@@ -33,7 +33,7 @@ class RayExport:
     """Publishes families of prometheus_client as Ray metrics.
 
     Ray's histograms accept only single values. Therefore the buckets, sums and counts of histograms are published as
-    gauges. Counters cannot be used, because Ray would append `_total` to their names.
+    gauges. Counters cannot be used for these values, because Ray would append `_total` to the names.
 
     Args:
         api: `ray.util.metrics`, or a replacement for it.

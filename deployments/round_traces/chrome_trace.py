@@ -14,7 +14,7 @@ Record = Callable[[str, float], Awaitable[Events]]
 transport.
 """
 LATE_S = 5.0
-"""Seconds, after the recorded time, within which an engine must return its trace."""
+"""Maximum seconds between the end of the recorded time and the arrival of an engine's trace."""
 PHASES, ROUNDS, DRAFTER = 0, 1, 3
 """Numbers of an engine's rows in the trace. Rounds alternate between two rows, because successive rounds overlap in
 time if the host is ahead of the device.

@@ -62,7 +62,7 @@ def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":
     misplaced = next((name for name in OF_ONE_MODEL if name in config.model_fields_set), None)
     if misplaced is not None:
         raise ValueError(f"{misplaced} is given beside models: put it into the entry of its model")
-    common = {"threads": 1, **_beside(config)}  # without this, each model would use all CPU threads
+    common = {"threads": 1, **_beside(config)}  # by default, each model would use all CPU threads
     return tuple(_one(config, index, common, entry) for index, entry in enumerate(config.models))
 
 
@@ -83,7 +83,9 @@ def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[st
 
 
 def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
-    """Return settings of several models in which the fields `names` have the values that they have in `served`."""
+    """Return the settings of several models; in each model's entry, the fields `names` are set to their values in
+    `served`.
+    """
     entries = tuple(
         entry | {name: getattr(one, name) for name in names} for entry, one in zip(config.models, served, strict=True)
     )

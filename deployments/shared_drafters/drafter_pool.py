@@ -51,7 +51,7 @@ class DrafterPool:
         self._tasks.append(loop.create_task(self._balance()))
 
     async def candidates(self, node: str) -> list[Candidate]:
-        """Return the drafters from which a verifier on `node` may request a place, in the order of `by_load`; the list
+        """Return the drafters from which a verifier on `node` may request slots, in the order of `by_load`; the list
         may be empty.
 
         The pool assumes that the caller will use the first drafter, and counts the verifier there at once, so that

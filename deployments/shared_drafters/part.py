@@ -32,8 +32,8 @@ def bind_drafters(config: "AppConfig", mark: str) -> Any:
 
 
 def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Callable[..., Any] | None":
-    """Return the function that creates a `PoolDrafter`, a verifier's place in a shared drafter; None if each verifier
-    has a drafter of its own.
+    """Return the function that creates a `PoolDrafter`, which gets slots in a shared drafter for a verifier; None if
+    each verifier has a drafter of its own.
     """
     if not num_shared_drafters(config):
         return None
@@ -46,7 +46,9 @@ def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Call
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Yield the metric of shared drafters: for each engine, whether no drafter has a place for the engine."""
+    """Yield the metric of shared drafters: for each engine, whether all drafters lack free slots or memory for the
+    engine.
+    """
     from wingbeat.deployments.metrics.families import gauge
     from wingbeat.deployments.metrics.vllm_families import LABELS, rows
 

@@ -1,4 +1,6 @@
-"""A verifier's place in a shared drafter, which is used as the `DrafterHandle` of the verifier."""
+"""The `DrafterHandle` of a verifier that uses a shared drafter: gets slots in one of the pool's drafters, and releases
+them.
+"""
 
 import asyncio
 import logging
@@ -56,12 +58,12 @@ class ServedPool:
 
 
 class PoolDrafter:
-    """A verifier's place in a shared drafter, from the search for a drafter to the release of the place.
+    """Gets slots in a shared drafter for one verifier, and releases the slots at the end.
 
     Args:
         terms: pickled `DrafterTerms`; None if the verifier has not sent them yet.
         falls_back: whether the verifier can offer another channel if no drafter can attach to this channel.
-        patience_s: maximum seconds that a starting engine waits for a place.
+        patience_s: maximum seconds that a starting engine waits for slots.
     """
 
     def __init__(
@@ -91,7 +93,8 @@ class PoolDrafter:
         self.terms = terms
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
-        """Find a drafter with a free place, however long that takes, and attach it; returns the drafter's process id.
+        """Find a drafter with free slots, however long that takes, and attach it to the channel; returns the drafter's
+        process id.
 
         Args:
             next_incarnation: function that returns an unused incarnation number; called once per attempt.
@@ -112,21 +115,21 @@ class PoolDrafter:
             await self._sleep(RETRY_S)
 
     async def renew(self) -> bool:
-        """Do nothing and return False, because the pool replaces lost drafters, and because another drafter may have a
-        free place already.
+        """Do nothing and return False, because the pool replaces lost drafters, and because another drafter may have
+        free slots already.
         """
         return False
 
     def kill(self) -> None:
-        """Give up the place without waiting; the drafter keeps running for other verifiers."""
+        """Release the slots without waiting; the drafter keeps running for other verifiers."""
         at, self._at = self._at, None
         if at is not None:
             at.drafter.detach(self._channel_name)
             self._pool.left(at.number)
 
     async def _try_all(self, next_incarnation: Callable[[], int]) -> tuple[int | None, str]:
-        """Attach the first candidate that has a free place. Returns its process id and an empty reason; or, if no
-        drafter has a free place, None and the reason.
+        """Attach the first candidate that has free slots and memory. Returns the drafter's process id and an empty
+        reason. If no candidate can be attached, returns None and the reason.
         """
         try:
             async with asyncio.timeout(CANDIDATES_S):

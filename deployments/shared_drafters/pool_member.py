@@ -20,8 +20,9 @@ started, which Ray may place on another node.
 ASK_S = 0.5
 """Seconds between two status calls. A drafter that leaves a call unanswered for longer gets no further verifiers."""
 PATIENCE_S = 60.0
-"""Seconds of silence (a status call is unanswered, or the drafter's thread has not looked for a round) after which a
-drafter counts as stuck, even if no verifier has left it. The limit is long because a drafter may be compiling kernels.
+"""Seconds of silence after which a drafter counts as stuck, even if no verifier has left the drafter. A drafter is
+silent while a status call is unanswered, or while the drafter's thread does not look for rounds. The limit is long
+because a drafter may be compiling kernels.
 """
 
 
@@ -72,8 +73,8 @@ class PoolMember:
         return self.status is not None and waits_s < 2 * ASK_S
 
     def blame(self) -> None:
-        """Record that a verifier has left the drafter, possibly because the drafter is stuck. This shortens the time of
-        silence that is allowed.
+        """Record that a verifier has left the drafter, possibly because the drafter is stuck. A shorter silence than
+        before then suffices for the drafter to count as stuck.
         """
         self._blamed = True
 

@@ -91,6 +91,8 @@ def check_before_start(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return, for the feature of shared drafters, whether the settings turn it on, and words that name the setting."""
+    """Return a pair for the feature `SHARED_DRAFTERS`: whether the settings turn shared drafters on, and a phrase that
+    names the setting in error messages.
+    """
     shared = config.drafters
     return {SHARED_DRAFTERS: (shared is not None, f"drafters.num is {shared and shared.num}")}

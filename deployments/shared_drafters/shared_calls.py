@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class SharedDrafterCalls(drafter_calls.DrafterCalls):
-    """Methods that the actor calls by name."""
+    """Methods of a shared drafter's process; the drafter's actor calls them by name."""
 
     def attach_shared(self, name: ChannelName, incarnation: int, terms: bytes | None) -> Placed:
         """Serve one more channel if enough slots and memory are free.
@@ -44,7 +44,7 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
         self._thread.detach(name)
 
     def release_newest(self) -> None:
-        """Detach the verifier that attached last; this verifier then looks for another place."""
+        """Detach the verifier that attached last; this verifier then requests slots from another drafter."""
         for name in self._thread.channels()[-1:]:
             logger.info("detached %s: another drafter has fewer verifiers", name)
             self._thread.detach(name)

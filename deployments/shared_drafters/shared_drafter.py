@@ -13,17 +13,17 @@ from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, re
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
 
 ANSWER_S = 60.0
-"""Maximum seconds to wait for the answer to a request for a place. The limit is long because a drafter on a GPU
-compiles kernels and captures graphs for its first verifier.
+"""Maximum seconds to wait for the answer to a request for slots. The limit is long because a drafter on a GPU compiles
+kernels and captures graphs for its first verifier.
 """
 
 
 class Placed(NamedTuple):
-    """Answer to a verifier that requests a place."""
+    """Answer to a verifier that requests slots."""
 
     pid: int
     refusal: str | None = None
-    """Why the verifier gets no place; None if the verifier has got a place."""
+    """Why the verifier gets no slots; None if the verifier has got slots."""
 
 
 class SharedDrafterActor(DrafterActor):
@@ -87,8 +87,8 @@ class SharedDrafter:
 
 
 class Candidate(NamedTuple):
-    """A drafter from which a verifier may request a place."""
+    """A drafter from which a verifier may request slots."""
 
     number: int
-    """Number of the pool's member (`PoolMember`) that keeps the drafter running."""
+    """Index, in the pool, of the `PoolMember` that keeps the drafter running."""
     drafter: SharedDrafter

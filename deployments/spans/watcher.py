@@ -1,4 +1,4 @@
-"""Writes a span for each request that the HTTP surface receives."""
+"""Writes a span for each HTTP request whose path begins with `TRACED`."""
 
 from starlette.datastructures import Headers
 from starlette.types import Scope

@@ -30,8 +30,8 @@ model_settings = {
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Return, for the feature of suffix drafts in addition to a drafter, whether the settings turn it on, and words
-    that name the setting.
+    """Return a pair for each of two features, suffix drafts in addition to a drafter and the absence of a drafter:
+    whether the settings use the feature, and a phrase that names the setting in error messages.
     """
     none = config.choice().drafts
     return {

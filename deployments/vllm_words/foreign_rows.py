@@ -102,8 +102,8 @@ def translate(
     write: Write = str,
     beside: Given = MappingProxyType({}),
 ) -> Translated:
-    """Translates options of another server to settings; options that are names of Wingbeat's settings only are passed
-    on unchanged.
+    """Translates options of another server to settings. An option that is not in `table`, but is the name of one of
+    Wingbeat's settings, is passed on unchanged.
 
     Args:
         values: options by name; None counts as not given.

@@ -18,7 +18,7 @@ METHODS = {
     **dict.fromkeys(("ngram", "ngram_gpu"), "{drafter} is `ngram`"),
     "suffix": "{drafter} is `suffix`",
 }
-"""For each method of speculation, by its name in vLLM, the settings that replace the method."""
+"""Settings that replace each method of speculation; the keys are vLLM's names of the methods."""
 _ALLOWED = "there is no drafter of this method: use eagle3, eagle, mtp, draft_model, dflash, suffix or ngram"
 _BY_RULE = "measured costs and tracked acceptance decide each round's draft depth"
 
@@ -122,7 +122,7 @@ def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
 
 
 def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
-    """Converts vLLM's rates to Wingbeat's, by level.
+    """Converts vLLM's acceptance rates, one for each level of the draft, to Wingbeat's.
 
     vLLM's rate is the share of all rounds that accept the level; Wingbeat's is the share of the rounds that accepted
     the level before.
@@ -230,4 +230,6 @@ def settings_of(said: Any, beside: Given) -> dict[str, Any]:
 
 
 SPECULATIVE: dict[str, Row] = {f"{PLACE}.{name}": row for name, row in _FIELDS.items()}
-"""Handling of each field of vLLM's `speculative_config`, by its key from `flat`."""
+"""Handling of each field of vLLM's `speculative_config`; the keys have the form `speculative_config.x`, as returned by
+`flat`.
+"""

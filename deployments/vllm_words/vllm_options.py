@@ -26,7 +26,7 @@ SHORT = {
 """vLLM's short names of options, written after one dash."""
 _THOUSANDS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _KERNELS_OF = {"awq_marlin": "awq", "gptq_marlin": "gptq", "gptq_bitblas": "gptq", "cpu_awq": "awq"}
-"""For each of vLLM's names of a kernel, the quantization method of the checkpoints that it runs."""
+"""Quantization method of the checkpoints that a kernel of vLLM runs, by vLLM's name of the kernel."""
 
 
 def _number(value: Any) -> Any:

@@ -84,8 +84,8 @@ def _merged(one: Any, other: Any, name: str) -> dict[str, Any]:
 
 
 def _with_words(args: Sequence[str], settings: type[BaseModel]) -> list[str]:
-    """Some options, such as `--cuda-graphs`, may be given with or without a value. Adds the value to those without
-    one.
+    """Adds the value true (or false, if the option is negated) to options that may be given without a value, such as
+    `--cuda-graphs`, and are given without a value.
     """
     found = list(args)
     kinds = {name: field.annotation for name, field in settings.model_fields.items()}

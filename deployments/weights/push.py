@@ -1,5 +1,5 @@
-"""Weights of a model, as routers and replicas know them, and the replacement of the weights in one replica after the
-other.
+"""Description of a model's weights for routers and replicas, and the replacement of the weights in one replica after
+the other.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ class Weights(NamedTuple):
     folder: str = ""
     """Folder of the weights on the machines of the replicas."""
     version: int = 0
-    """Unix time of the push in nanoseconds, by the clock of the router that made the push. Of two pushes, the later is
-    valid.
+    """Unix time of the push in nanoseconds, by the clock of the router that made the push. If weights were pushed
+    several times, the weights with the highest version are served.
     """
 
 
