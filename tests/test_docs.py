@@ -24,7 +24,7 @@ def text_of(document: str) -> str:
         (
             "models.md",
             f"every row but the farthest may have a distance of at most {trial.FULL_PRECISION_TOLERANCE:.1%}. The "
-            f"farthest row may have up to {trial.OUTLIER_FACTOR} x the text's median distance, and at most "
+            f"farthest row may have up to {trial.OUTLIER_FACTOR} x the sequence's median distance, and at most "
             f"{trial.LARGEST_TOLERANCE:.0%}. The median over the rows may be at most "
             f"{trial.FULL_PRECISION_TOLERANCE:.1%}.",
         ),
