@@ -7,6 +7,7 @@ import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.bench.options import AskedOnce, BenchConfig
@@ -60,6 +61,7 @@ def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
     ranked = sorted(rows, key=lambda row: (row["batch_size"], row["speedup"]))
     found = {
         "dataset": runs[0].dataset,
+        "prompts": runs[0].dataset or str(config.prompts or "beginnings of Python code"),
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "runs": rows,
@@ -116,15 +118,20 @@ def _table(found: dict[str, Any]) -> "Table":
 
     rows = found["runs"]
     title = (
-        f"{rows[0]['num_prompts']} answers x at most {found['max_tokens']} tokens, temperature {found['temperature']}"
+        f"{rows[0]['num_prompts']} answers x at most {found['max_tokens']} tokens, temperature {found['temperature']}, "
+        f"prompts: {found['prompts']}"
     )
     caption = "fastest: " + ", ".join(f"{drafter} at {load}" for load, drafter in found["fastest"].items())
     if found["failed"]:
         caption += f"; [red]failed: {'; '.join(found['failed'])}[/red]"
     if differing := {row["drafter"] for row in rows if not row["same_tokens"]}:
         caption += f"; [red]tokens differ from plain decoding's: {', '.join(differing)}[/red]"
-    table = Table(*COLUMNS.values(), title=title, caption=caption)
+    shown = [name for name in COLUMNS if any(row[name] is not None for row in rows)]
+    table = Table(*(COLUMNS[name] for name in shown), title=title, caption=caption)
+    last = {row["drafter"]: Path(row["drafter"]).name for row in rows}
+    unique = len(set(last.values())) == len(last)
     for row in rows:
-        figures = ["-" if row[name] is None else row[name] for name in COLUMNS]
+        figures = ["-" if row[name] is None else row[name] for name in shown]
+        figures[shown.index("drafter")] = last[row["drafter"]] if unique else row["drafter"]
         table.add_row(*(f"{one:.2f}" if isinstance(one, float) else str(one) for one in figures))
     return table

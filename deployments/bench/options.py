@@ -25,8 +25,16 @@ PROMPTS = (
     "def test_round_trip(self):\n        ",
     "for name in sorted(os.listdir(path)):\n    ",
     "    def __repr__(self):\n        return ",
+    "with open(path) as file:\n    ",
+    "try:\n    import json\nexcept ImportError:\n    ",
+    "@property\n    def size(self):\n        ",
+    "if __name__ == ",
+    "class Reader(Base):\n    def read(self, size=-1):\n        ",
+    "def _format(self, value, width):\n    ",
+    "while True:\n    line = ",
+    "from collections import OrderedDict\n\n\ndef group(items):\n    ",
 )
-
+"""Beginnings of Python code, as many as the largest of `LOADS`; the demo pair continues Python code."""
 
 LOADS = (1, 4, 16)
 
@@ -116,15 +124,15 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return parse_drafter(self.drafter[0], self.model)
 
     def alone(self) -> "list[AskedOnce]":
-        """Return the options of one run per load and drafter; if the options name no dataset, the dataset is
-        Spec-Bench.
+        """Return the options of one run per load and drafter. If the options name no prompts, a named model answers
+        Spec-Bench, and the demo pair continues the beginnings of code.
 
         Raises:
             UserError: a drafter does not suit the other options.
         """
         # golden and speculative_config are left out, because the validator has already replaced them by other settings.
         others = self.model_dump(exclude_unset=True, exclude={"golden", "speculative_config"})
-        given = {"dataset": None if self.prompts else SPECBENCH} | others
+        given = {"dataset": None if self.prompts or self.model is None else SPECBENCH} | others
         loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS
         pairs = [(load, drafter) for load in loads for drafter in self.drafter]
         runs = [

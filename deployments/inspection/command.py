@@ -336,7 +336,8 @@ def _content(found: Findings) -> Iterator[tuple[str, str]]:
     memory = found["memory"]
     yield "parameters", f"{found['parameters']:,}"
     yield "files", _bytes(found["file_bytes"])
-    yield f"weights in {memory['dtype']}", _bytes(memory["weights_bytes"])
+    packed = ", packed matrices included" if memory["weights_bytes"] < found["parameters"] * 2 else ""
+    yield f"weights in {memory['dtype']}{packed}", _bytes(memory["weights_bytes"])
     if memory["kv_bytes_per_token"]:
         yield f"KV per token in {memory['dtype']}", _bytes(memory["kv_bytes_per_token"])
     if found["convention"] is not None:
