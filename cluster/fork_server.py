@@ -21,7 +21,7 @@ from wingbeat.cluster.mps import under_mps
 
 MODULE = "wingbeat.cluster.fork_server"
 FORK_S = 180.0
-"""Seconds for a fork; the first one waits until everything is imported."""
+"""Maximum seconds that a fork may take; the first fork waits until the server has imported the target's module."""
 ASKED_S, ASKED_POLL_S = 2.0, 0.005
 """Seconds that a process has to finish its work on a GPU after SIGTERM, and the interval of checks whether it has
 ended.

@@ -200,7 +200,8 @@ class AnswerLength:
 
 
 class TokenRate:
-    """Tokens per second over the recent time in which there were tokens to write; the weight of older time decays.
+    """Tokens per second, averaged over recent time. Time without tokens to write does not count, and the weight of
+    older tokens and older time decays.
 
     Args:
         window_s: seconds after which the weight of tokens and time has decayed to 1/e.

@@ -296,8 +296,8 @@ class DrafterSide:
         """Detach from the channel, whose buffers the verifier keeps. Device tensors become invalid."""
         attached, self._attached = self._attached, -1
         released = self.on_close is None or self.on_close() is not False
-        # The word is set even if the verifier has already closed the channel, because the verifier waits for the word
-        # before it frees the shared memory.
+        # `Word.DETACHED` is written even if the verifier has already closed the channel, because the verifier waits for
+        # this word before it frees the shared memory.
         if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
 
@@ -306,7 +306,8 @@ class DrafterSide:
         words = self._words
         if not self._in_charge():
             return False
-        # If the word differs, an earlier drafter that had been stopped has resumed and overwritten it.
+        # If `Word.REPLIED` differs from this drafter's value, an earlier drafter, which had been stopped, has resumed
+        # and overwritten the word.
         if words[Word.REPLIED] != self._own_reply_word():
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered

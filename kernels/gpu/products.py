@@ -150,7 +150,7 @@ def shares(limits: DeviceLimits, tiles: int, num_steps: int) -> tuple[int, int]:
 
 
 def _limits_of(device: torch.device) -> DeviceLimits:
-    """Limits of a GPU; without a GPU, of the one that kernels are compiled for, or of an H100."""
+    """Limits of the GPU. Without a GPU: limits of the GPU that kernels are compiled for, or else of an H100."""
     if device.type == "cuda":
         return device_limits(device.index or 0)
     known = {limits.capability: limits for limits in KNOWN.values()}

@@ -20,8 +20,7 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         slot_mapping: int64 [num_tokens], block id * block_size + offset; slots in block 0 mark rows to drop.
 
     Raises:
-        ValueError: slots are not contiguous int64; on CUDA or with float8 caches, also if shapes or dtypes do not
-            match.
+        ValueError: slots are not contiguous int64. On CUDA or with float8 caches: shapes or dtypes do not match.
     """
     if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(

@@ -115,8 +115,8 @@ def to_step_layout(weight: GroupedWeight) -> PackedMatrix:
     values = values[:, :, 0] if halves == 1 else values[:, :, 0] | values[:, :, 1] << 4
 
     def turned(part: Tensor) -> Tensor:
-        # The kernel relies on strides that follow from the shape. `clone` sets all strides so; `contiguous` would keep
-        # the strides of dimensions of size 1.
+        # The kernel relies on strides that follow from the shape. `clone` computes all strides from the shape, whereas
+        # `contiguous` would keep the strides of dimensions of size 1.
         return part.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     return PackedMatrix(

@@ -23,7 +23,8 @@ def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> T
     """Masks float32 logits [num_rows, vocab_size] by top-k, top-p, then min-p, with one sort; out of place."""
     vocab_size = logits.shape[-1]
     minus_inf = float("-inf")
-    # Ascending, as in transformers: among equal logits at the edge of the nucleus the lowest ids are removed first.
+    # Logits are sorted in ascending order, as in transformers, so that among equal logits at the edge of the nucleus
+    # the lowest ids are removed first.
     ranked, order = torch.sort(logits, dim=-1, stable=True)
     kth = (vocab_size - top_ks).clamp(min=0, max=vocab_size - 1)[:, None]
     below_kth = (ranked < ranked.gather(-1, kth)) & (top_ks > 0)[:, None]

@@ -55,8 +55,8 @@ class Reading(NamedTuple):
     length: float
     """Mean tokens per chain of `_CHAIN` drafts, including the bonus token."""
     by_depth: tuple[float, ...]
-    """For each depth, among the drafts whose predecessors in the chain were all right, the share that is right
-    itself.
+    """Acceptance rate by depth: the share of right drafts among the drafts whose predecessors in the chain were all
+    right.
     """
     gain: float
     """Difference between `length` and the `length` of the likeliest convention."""

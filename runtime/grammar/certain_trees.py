@@ -42,8 +42,8 @@ def add_certain(
 
 
 def _chains(plan: SchedulerOutput, max_depth: int) -> dict[int, list[int]]:
-    """Forced tokens by index of the decode. Contains the decodes that have at least one forced token and may have
-    nodes.
+    """Forced tokens by index of the decode. Contains the decodes that have at least one forced token and whose trees
+    may have nodes besides the root.
     """
     rows = zip(plan.decodes, plan.with_nodes(), strict=True)
     chains = {row: seq.certain(max_depth) for row, (seq, has_room) in enumerate(rows) if has_room}

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST_TREE_S = 0.005
 """CPU seconds allowed for the masks of one tree.
 
-If a grammar takes longer, only the root is verified, which is slower but gives the same text.
+If a grammar takes longer, the round ignores the sequence's drafted tokens and chooses only the token after the root.
+This is slower but gives the same text.
 """
 MOST_AHEAD_S = 0.001
 """CPU seconds allowed for the mask that is sent to the drafter. The limit exists because a round waits for this

@@ -57,7 +57,7 @@ class Verdict(StrEnum):
 
 class Bets:
     """Gambler who bets that the mean of observations in [-1, 1] is above 0. The logarithm of the gambler's capital is
-    the evidence for this.
+    the evidence for a mean above 0.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,9 @@ class Gate:
         self.groups = [PairedTest(-MOST_LOSS, self.most, GROUP_ERROR) for _ in range(self.num_groups)]
 
     def see(self, new: Drafted, old: Drafted, group: int | None = 0) -> None:
-        """Adds a held-out request for which both heads have drafted; `group` is None if it belongs to no group."""
+        """Adds a held-out request for which both heads have drafted; `group` is None if the request belongs to no
+        group.
+        """
         self.test.see(new.length, old.length)
         if group is not None:
             self.groups[group].see(new.length, old.length)

@@ -31,8 +31,8 @@ MOST_TRIES = 8
 refused.
 """
 MOST_EARLIER = 2
-"""Number of versions before the previous version that are kept as roll-back targets, once a drafter has swapped to the
-served version.
+"""Number of roll-back targets that are kept in addition to the previous version. Older targets are dropped as soon as a
+drafter has swapped to the served version.
 """
 MOST_UNUSED = 4
 """Number of versions that are kept although no roll-back leads to them; also the number of refused versions that are
@@ -300,8 +300,8 @@ class HeadLedger:
         self._write(ledger.model_copy(update={"counts": counts, "decisions": decisions}))
 
     def _pruned(self, ledger: Ledger) -> Ledger:
-        """Returns the ledger without old versions to which no roll-back leads, and removes their files. The latest
-        `MOST_UNUSED` such versions are kept.
+        """Returns the ledger without versions to which no roll-back leads, and removes the files of these versions. Of
+        them, the latest `MOST_UNUSED` refused versions and the latest `MOST_UNUSED` other versions are kept.
         """
         if ledger.settled == ledger.served:
             ledger = ledger.model_copy(update={"earlier": ledger.earlier[-MOST_EARLIER:]})

@@ -209,7 +209,8 @@ class Backbone(nn.Module):
         return [KeyValue(*pair) for pair in zip(rotate(key, cos, sin).unbind(-3), value.unbind(-3), strict=True)]
 
     def run_block(self, anchors: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
-        """Hidden states [num_reqs, num_drafted, H], for `logits`, of the slots that predict a token.
+        """Runs a block per request. Returns the hidden states [num_reqs, num_drafted, H] of the slots that predict a
+        token; `logits` maps these states to logits.
 
         Args:
             anchors: int64 [num_reqs]: the last committed tokens.

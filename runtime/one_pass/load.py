@@ -146,7 +146,7 @@ def load_walker(
         checkpoint: the head's folder.
         config: config under the chosen convention.
         token_ids: int64 [draft_vocab_size]: the target id of each draft id.
-        dtype, device: of the loaded weights.
+        dtype, device: dtype and device of the loaded weights.
 
     Raises:
         CheckpointError: a tensor is missing.

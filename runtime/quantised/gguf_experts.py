@@ -45,7 +45,8 @@ def experts_of(file: Path, shell: "PreTrainedModel", tensors: Mapping[str, GgufT
         tensors: tensors of the file by name.
 
     Raises:
-        ModelCheckpointError: a tensor is missing, or its number of experts differs; the message names it.
+        ModelCheckpointError: a tensor is missing, or its number of experts differs from the model's; the message names
+            the tensor.
     """
     found = GgufExperts({}, {}, set())
     for name, module in shell.named_modules():

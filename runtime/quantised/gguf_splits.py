@@ -52,7 +52,9 @@ def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
 
 
 def _words(numbers: str, letters: str = r"\p{L}+", marks: str = _MARKS) -> tuple[dict[str, Any], ...]:
-    """Splits into words with a mark or a space before them, English contraction endings, numbers, marks and spaces."""
+    """Splits text into words, numbers, marks, spaces and the endings of English contractions; a word includes a mark or
+    space before it.
+    """
     return _split("|".join((_ENDINGS, _BEFORE + letters, numbers, marks, _SPACES)))
 
 

@@ -42,8 +42,8 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 _TEXT_SETTINGS = ("sequence_length", "own_share", "greedy_fraction", "temperature", "dtype", "seed")
 """Settings that determine the recorded sequences, in addition to the fields of `RecordingSpec`."""
 _HELD_SHARDS = 8
-"""Maximum number of shards' worth of finished sequences that wait in memory. A finished sequence waits for all
-sequences with lower numbers, because shards contain the sequences in order. At this limit no further sequence is begun.
+"""Maximum size, in shards, of the finished sequences that wait in memory. A finished sequence waits for all sequences
+with lower numbers, because shards contain the sequences in order. At this limit no further sequence is begun.
 """
 
 

@@ -89,7 +89,7 @@ class LiveWriter:
 
     @property
     def is_open(self) -> bool:
-        """False as long as nothing can be written."""
+        """Whether sequences can be written now; False while recording is suspended."""
         return self.stats.stopped is None
 
     def reserve(self, num_bytes: int) -> bool:

@@ -1,8 +1,8 @@
 """Bounded store of served rounds on disk: new shards are added, older shards are thinned out, expired ones removed.
 
-Every shard is a recording of its own, in folder `train` or, for a share of the prompts, in `held`, which is never
-trained on. If space is needed, a shard outside the newest quarter is drawn at random and removed, so that shards of all
-ages remain.
+Every shard is a recording of its own, in folder `train` or in folder `held`. The sequences of a fixed share of the
+prompts are stored in `held`, and no head is trained on them. If space is needed, a shard outside the newest quarter is
+drawn at random and removed, so that shards of all ages remain.
 """
 
 import errno

@@ -92,8 +92,8 @@ class VerifierLink(Link):
                 return
             code = self._judge(hello)
             if code == Code.WELCOME:
-                # Set before the drafter is answered, so that any process that the drafter notifies finds the drafter
-                # attached here.
+                # The incarnation is set before the answer is sent, so that any process that the drafter then notifies
+                # finds the drafter attached here.
                 self._latest = hello.incarnation
                 replaced, self._offered = self._offered, (hello.incarnation, Connection(sock, self._most))
             answer(sock, code, self._latest)

@@ -176,8 +176,8 @@ def find_further_split(
             ),
             0,
         )
-        # Requests of this block whose last split comes before the item. Skipped once the item's request is found: `req`
-        # then differs from `first`.
+        # Skip the requests of this block whose last split comes before the item. Once the item's request is found,
+        # `req` differs from `first`, and later blocks skip nothing.
         before = (ends <= item) & (req == first)
         req += tl.sum(before.to(tl.int32), 0)
         item -= tl.max(tl.where(before, ends, 0), 0)
