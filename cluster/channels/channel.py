@@ -187,7 +187,7 @@ class DrafterSide:
         Args:
             event_handles: IPC handles of the reply events, for the verifier; empty if replies are in host memory.
 
-        Raises ChannelError if the channel is closed or `incarnation` is not larger than the attached one.
+        Raises ChannelError if the channel is closed or `incarnation` is not larger than the attached drafter's.
         """
         self.spec = memory.spec
         self.token_ids = memory.token_ids
@@ -358,6 +358,6 @@ class InProcessChannel:
         self._doorbell.pump = pump
 
     def attach(self, incarnation: int) -> DrafterSide:
-        """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the attached one."""
+        """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the attached drafter's."""
         self.drafter_end = DrafterSide(self._memory, incarnation)
         return self.drafter_end

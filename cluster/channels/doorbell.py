@@ -237,7 +237,7 @@ def process_start(pid: int) -> int:
 
 
 def process_stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third one (state) on.
+    """Fields of /proc/PID/stat, beginning with the third field (state).
 
     The second field is left out, because it may contain blanks and parentheses.
     """

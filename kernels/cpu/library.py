@@ -71,7 +71,7 @@ def kept_in() -> Path:
 
 @cache
 def largest_matrix() -> float:
-    """Maximum number of elements of a matrix to multiply with this library; torch is faster for larger ones."""
+    """Maximum number of elements of a matrix to multiply with this library; torch is faster for larger matrices."""
     return float("inf") if "avx512f" in _processor() and _architecture() in WIDE else LARGEST_MATRIX
 
 

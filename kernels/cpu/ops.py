@@ -205,7 +205,7 @@ class CpuKernels:
         return out.to(query.dtype)
 
     def run_layers(self, layers: ctypes.Array, first: int, count: int, batch: Batch, x: Tensor, out: Tensor) -> None:
-        """Runs `count` decoder layers in sequence, from layer `first` on.
+        """Runs `count` consecutive decoder layers, beginning with layer `first`.
 
         Args:
             layers: array of `Layer`.

@@ -332,4 +332,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "count_tokens": _count,
     **merged_of(hooks("cases")),
 }
-"""Case by the name in `choice.KERNELS`: runs the operation on a device, and returns its results."""
+"""Comparison cases by kernel name, as in `choice.KERNELS`. A case runs the kernel's operation on a device, and returns
+the results.
+"""

@@ -35,7 +35,7 @@ MASK_S = 1e-3
 masks of a round.
 """
 MOST_AT_ONCE_S = 0.25
-"""CPU seconds that a request may take in addition to this average."""
+"""CPU seconds that a request may take in addition to `MASK_S` per token."""
 _ALL = -1
 _NOTHING_FITS = "NoExtensionBias"
 """Part of the error message that llguidance returns if the grammar allows no token."""

@@ -184,7 +184,7 @@ def _says_something(keyword: str, part: Schema) -> bool:
 
 
 def _types(part: Schema) -> set[str] | None:
-    """Types that a schema names; None if it names none."""
+    """Types that a schema names; None if the schema names no types."""
     return type_names(part["type"]) if part.get("type") else None
 
 

@@ -43,7 +43,7 @@ MOST_BET = 0.9
 _GUESS_MEAN, _GUESS_VARIANCE = 0.02, 0.02
 BUCKET_FLOOR, BUCKET_LEAST = 0.98, 8
 """Tokens per round, relative to the served head, that a candidate must reach in each bucket of context length; and the
-number of held-out requests that a bucket needs before this is checked.
+minimum number of held-out requests in a bucket for this check.
 """
 
 
@@ -145,7 +145,8 @@ class Gate:
         if group is not None:
             self.groups[group].see(new.length, old.length)
         self.num_requests += 1
-        # A bucket is counted only if it contains rounds of both heads, because otherwise the two cannot be compared.
+        # A bucket is counted only if it contains rounds of both heads, because otherwise the heads cannot be compared
+        # in the bucket.
         for bucket in new.rounds.keys() & old.rounds.keys():
             sums = self._buckets.setdefault(bucket, [0, 0.0, 0.0])
             sums[0] += 1

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 MOST_MODULES = 16
 """Maximum number of modules.
 
-The limit exists because the context of module k may start at row -k, and attention supports contexts from -15 on
-(`wingbeat.kernels.attention.reference.tree_attention`).
+The limit exists because the context of module k may start at row -k, and attention supports context lengths of at least
+-15 (`wingbeat.kernels.attention.reference.tree_attention`).
 """
 _EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<index>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight")
 

@@ -26,7 +26,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class GgufExperts(NamedTuple):
-    """Experts of all layers, and the tensors of the file from which they are read."""
+    """Experts of all layers, and the names of the file's tensors that contain the experts."""
 
     by_module: dict[str, Experts]
     """Experts by module name."""

@@ -253,5 +253,5 @@ def may_be_kept(request: Request) -> bool:
 
 
 def is_sampled(request_id: str, share: float) -> bool:
-    """Whether a request belongs to the recorded share, decided by its id alone."""
+    """Whether a request belongs to the recorded share of the requests; the result depends on the request's id alone."""
     return hashed_share(request_id.encode()) < share

@@ -1,4 +1,5 @@
-"""Bounded store of served rounds on disk: new shards are added, older shards are thinned out, expired ones removed.
+"""Bounded store of served rounds on disk: new shards are added, older shards are thinned out, and expired shards are
+removed.
 
 Every shard is a recording of its own, in folder `train` or in folder `held`. The sequences of a fixed share of the
 prompts are stored in `held`, and no head is trained on them. If space is needed, a shard outside the newest quarter is

@@ -44,7 +44,9 @@ class Follower(NamedTuple):
     probability: float
     """Estimated probability; the probabilities of all followers sum to less than 1."""
     share: float
-    """Share of the context's occurrences, not counting those at the end of a text, in which this token followed."""
+    """Share of the context's occurrences in which this token followed; occurrences at the end of a text are not
+    counted.
+    """
     cursor: Cursor
     """Position of the context with this token appended."""
 

@@ -87,7 +87,7 @@ def _attend_tile(
 
 @triton.jit
 def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.constexpr):
-    """bool [BLOCK_ROWS, BLOCK_KEYS]: mask bits of new keys from `first` on.
+    """bool [BLOCK_ROWS, BLOCK_KEYS]: mask bits of the new keys that begin at index `first`.
 
     Keys before new key 0 are committed, hence visible.
 

@@ -1,9 +1,9 @@
 """Token choice on a GPU; the reference is `sampling`.
 
 Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`scores`). Filtered
-rows are kept in float32; top-p's edge is found among the tokens that top-p may keep (`nucleus`); other edges are
-searched (`filter`). Each row is shared by as many programs as fill the device, and gets the same token in any batch.
-Launches depend on shapes and flags alone.
+rows are stored in float32. Top-p's edge is found among the tokens that top-p may keep (`nucleus`); all other edges are
+searched for among all tokens (`filter`). Each row is shared by as many programs as fill the device, and gets the same
+token in any batch. Launches depend on shapes and flags alone.
 """
 
 import torch
