@@ -56,7 +56,7 @@ class PrefixIndex:
         return len(self._known)
 
     def apply(self, changes: CacheChanges) -> None:
-        """Apply blocks that the engine's cache has gained and lost."""
+        """Add the blocks that the engine's cache has gained, and remove the blocks that the cache has lost."""
         if changes.cleared:
             self._known.clear()
         for block_hash in split_hashes(changes.dropped):

@@ -86,7 +86,8 @@ def _compile(path: Path) -> None:
     if command is None:
         raise NoLibraryError(f"no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile at once. Each one replaces the file when it finishes; the files are equal.
+    # Several processes may compile at once. Each process replaces the file when it finishes; all of these files are
+    # equal.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         included = [word for header in _of_parts() for word in ("-include", str(header))]
@@ -115,7 +116,9 @@ def _processor_flag() -> str:
 
 
 def fingerprint() -> str:
-    """Hash of sources, flags and processor. The processor counts because machines may share a home folder."""
+    """Hash of sources, flags and processor. The processor is included, because machines with different processors may
+    share a home folder.
+    """
     parts = [file.read_bytes() for file in (*sorted(SOURCES.glob("*.h")), *_of_parts(), SOURCES / MAIN)]
     parts += [" ".join((*FLAGS, _processor_flag())).encode(), platform.machine().encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

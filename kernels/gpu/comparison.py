@@ -57,7 +57,8 @@ class Difference(NamedTuple):
 
 
 def differences(device: torch.device, shape: Shape) -> list[Difference]:
-    """Returns the kernels that do not compile, raise, or compute other results, in the order of `CASES`.
+    """Returns the kernels that fail to compile, raise an exception, or differ from their references, in the order of
+    `CASES`.
 
     float8 is not tested on devices without float8.
     """

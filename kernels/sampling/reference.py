@@ -54,7 +54,8 @@ def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tenso
     weights = (ranked - best).exp().masked_fill(below_kth, 0.0)
     whole = (logits - best).exp().sum(dim=-1, dtype=torch.float64)
     total = torch.where(top_ks > 0, weights.sum(dim=-1, dtype=torch.float64), whole)[:, None]
-    # Mass of a token and of all less likely tokens, as in `_filter`, computed as the total less the tokens above.
+    # Mass of a token and of all less likely tokens, as in `_filter`, computed as the total mass minus the mass of all
+    # more likely tokens.
     mass = 1.0 - (weights.cumsum(dim=-1, dtype=torch.float64) - weights) / total
     outside = (mass.float() <= (1.0 - top_ps.double()).float()[:, None]) & (top_ps < 1.0)[:, None]
     outside[:, 0] = False

@@ -1,5 +1,5 @@
-"""Adds the tokens that a grammar forces to draft trees, as chains in addition to the drafter's nodes, or as trees
-without a drafter.
+"""Adds to draft trees the tokens that a grammar forces. The tokens form chains in addition to the drafter's nodes, or
+without a drafter trees of their own.
 """
 
 import torch

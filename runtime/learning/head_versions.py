@@ -315,8 +315,8 @@ class HeadLedger:
         return ledger.model_copy(update={"versions": tuple(v for v in ledger.versions if v.number not in gone)})
 
     def _sweep(self) -> None:
-        """Removes folders of versions that killed processes left half written, which are recognised because their locks
-        are free.
+        """Removes the folders of versions that killed processes left half written. The lock of such a folder is free,
+        whereas the lock of a folder that is being written is held.
         """
         for folder in (self.folder / HEADS).glob("new.*.tmp"):
             with ExitStack() as held:

@@ -105,14 +105,14 @@ class Ledger(BaseModel):
         return self.updated(number, promotions=again)._serving(number, (*self.way_back, self.served)[-LONGEST_WAY:])
 
     def back(self) -> "Ledger":
-        """Returns a ledger that serves the previous version and has that version's roll-back targets; the configured
-        head has none.
+        """Returns a ledger that serves the previous version and has that version's roll-back targets. The configured
+        head has no roll-back targets.
         """
         *way, served = self.way_back or (0,)
         return self._serving(served, tuple(way) or ((0,) if served else ()))
 
     def without_way_to(self, number: int) -> "Ledger":
-        """Returns a ledger in which no roll-back leads to a version."""
+        """Returns a ledger in which no roll-back leads to version `number`."""
         return self._serving(self.served, tuple(each for each in self.way_back if each != number))
 
     def updated(self, number: int, **fields: Any) -> "Ledger":

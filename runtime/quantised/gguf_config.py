@@ -99,7 +99,7 @@ def _olmoe(head: Contents) -> dict[str, Any]:
 
 def _gpt_oss(head: Contents) -> dict[str, Any]:
     angles = angles_of(head)
-    # Models of this family do not round YaRN's blending range, which their files do not state.
+    # Models of this family do not round YaRN's blending range, although their files do not state this.
     return {"rope_parameters": angles | ({"truncate": False} if angles["rope_type"] == "yarn" else {})}
 
 

@@ -232,7 +232,7 @@ class RecordingReader:
         if number not in self._open:
             try:
                 self._open[number] = safe_open(self._files[number], framework="pt")
-            except Exception as error:  # safetensors raises a class of its own, which is not an OSError
+            except Exception as error:  # safetensors' own exception class is not derived from OSError
                 raise RecordingError(f"{self._files[number]} cannot be read: {error}") from error
         return self._open[number]
 

@@ -77,7 +77,9 @@ class _Round:
         """Slots whose sampling rules are sent."""
 
     def count(self) -> None:
-        """Read from the small fields how far the buffers are used. Raises FrameError if a count exceeds its buffer."""
+        """Read from the small fields how many entries of each buffer are used. Raises FrameError if a count exceeds its
+        buffer.
+        """
         fields, spec = self.fields, self._spec
         header = RoundHeader(*fields["header"][: len(RoundHeader._fields)].tolist())
         for count in (header.num_decodes, header.num_chunks, header.num_proposals):

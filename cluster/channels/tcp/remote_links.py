@@ -26,7 +26,7 @@ _ROUND_MASK = (1 << ROUND_BITS) - 1
 
 
 class Link(ABC):
-    """Link of one end, with one connection at a time."""
+    """Link from one end of a channel to the other end; has at most one connection at a time."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         self.words = memory.words

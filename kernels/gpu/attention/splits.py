@@ -211,9 +211,8 @@ def merge_splits_kernel(
     BLOCK_SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Merges the splits of requests that have several.
-
-    A single split's result was already written by the attention kernel.
+    """Merges the splits of requests that have several splits. For other requests the attention kernel has already
+    written the result.
     """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)

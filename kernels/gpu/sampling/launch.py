@@ -26,7 +26,7 @@ def process_logits(
     processors: LogitProcessors | None,
     listed_only: bool = False,
 ) -> Tensor:
-    """Runs `sampling.process_logits`: one launch; with filters twenty-one, or with `listed_only` five."""
+    """Runs `sampling.process_logits`: one launch; with filters 21 launches, or 5 launches if `listed_only` is set."""
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
