@@ -80,9 +80,9 @@ class PrefixIndex:
 
 LONGEST_RETRY_S = 60
 MAX_COMPARED = 16
-"""Up to this number of engines, all are compared. If there are more, only two random engines and the engine with the
-longest cached prefix are compared, because otherwise all routers would send their requests to the same least loaded
-engine at once.
+"""If there are at most this many engines, all of them are compared. If there are more, only two random engines and the
+engine with the longest cached prefix are compared, because otherwise all routers would send their requests to the same
+least loaded engine at once.
 """
 
 
@@ -98,7 +98,7 @@ class EngineLoad(NamedTuple):
 
 
 def moving(loads: list[EngineLoad]) -> list[EngineLoad]:
-    """Loads of engines that make progress; all loads if none does."""
+    """Loads of the engines that make progress; all loads if no engine makes progress."""
     return [load for load in loads if not load.stalled] or loads
 
 

@@ -54,7 +54,9 @@ class Segments(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """Addition that an optional part of the kernels makes to matrix products of layers, for some rows of a batch."""
+    """Function of an optional part of the kernels that adds to the results of layers' matrix products, for some rows of
+    a batch.
+    """
 
     add: int
     """Address of a C++ function of type `Add`."""

@@ -104,7 +104,9 @@ def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: boo
 
 
 def _follow(trees: TokenTree, row: int, num_valid: int, chain: list[int]) -> tuple[int, list[int]]:
-    """Returns the deepest of a tree's first `num_valid` nodes that is on a path, and the rest of the path."""
+    """Follows a chain of tokens among a tree's first `num_valid` nodes. Returns the deepest node reached, and the rest
+    of the chain.
+    """
     token_ids, parents = (field[row, :num_valid].tolist() for field in (trees.token_ids, trees.parents))
     node = 0
     for place, token_id in enumerate(chain):

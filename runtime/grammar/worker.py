@@ -81,7 +81,7 @@ def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: in
 
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
-    """Sets limits, enforced by the kernel, of this process's CPU time, wall time and additional memory."""
+    """Limits this process's CPU time, wall time and additional memory; the kernel enforces the limits."""
     signal.setitimer(signal.ITIMER_REAL, MOST_WALL_S)
     with open("/proc/self/statm") as sizes:
         own_bytes = int(sizes.read().split()[0]) * resource.getpagesize()

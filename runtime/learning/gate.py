@@ -34,7 +34,7 @@ from typing import NamedTuple
 from wingbeat.runtime.learning.shadow import Drafted
 
 ERROR = 0.01
-"""Probability that any candidate that is not better is ever promoted."""
+"""Upper bound of the probability that a candidate that is not better is ever promoted, over all candidates together."""
 MOST_LOSS, GROUP_ERROR = 0.08, 0.01
 """Maximum relative loss of a group of requests, and maximum probability that a candidate with a larger loss is
 promoted.

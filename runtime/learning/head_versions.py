@@ -27,8 +27,8 @@ LEARNER, FIGURES_FILE = "learner", "figures.json"
 MOST_DECISIONS = 64
 """Number of the latest decisions that are kept; the counts cover all decisions."""
 MOST_TRIES = 8
-"""Number of drafters that may end between beginning to read a version and swapping to it, before the version is
-refused.
+"""A version is refused after this number of drafters have begun to read the version and have ended before swapping to
+it.
 """
 MOST_EARLIER = 2
 """Number of roll-back targets that are kept in addition to the previous version. Older targets are dropped as soon as a

@@ -42,7 +42,9 @@ _KINDS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate
 _EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({'|'.join(_KINDS)})")
 """Name of an expert's linear layer in most checkpoints."""
 _BLOCK, _OWN_BLOCK = ".block_sparse_moe.", ".mlp."
-"""Part of the name of the module with Mixtral's experts: in Mixtral's checkpoints, and in transformers."""
+"""Part of the name of the module with Mixtral's experts: `_BLOCK` in Mixtral's checkpoints, `_OWN_BLOCK` in
+transformers.
+"""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Formats of compressed-tensors that are read without the package compressed-tensors."""
 

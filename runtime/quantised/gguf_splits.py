@@ -16,7 +16,7 @@ class Splits(NamedTuple):
     keeps_words: bool = False
     """Whether a piece that is itself a token stays whole instead of being merged from its bytes."""
     begins: bool = False
-    """Whether texts begin with the BOS token if the file does not state it."""
+    """Whether texts begin with the BOS token, for files that do not state this."""
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -171,7 +171,7 @@ class LiveWriter:
         try:
             self._forget()
             self._forgets = False
-        except Exception as error:  # any exception, because the libraries that write raise many classes
+        except Exception as error:  # any exception: the libraries that write files raise many classes
             self._stop(error, 0)
 
     def _forget(self) -> None:

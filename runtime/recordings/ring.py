@@ -163,7 +163,7 @@ class RingWriter(LiveWriter):
             if sequences:
                 try:
                     self._write(held, sequences)
-                except Exception as error:  # any exception, because the libraries that write raise many classes
+                except Exception as error:  # any exception: the libraries that write files raise many classes
                     self.stats.num_dropped += len(sequences)
                     self._stop(error, waiting)
         self._pending = {False: [], True: []}

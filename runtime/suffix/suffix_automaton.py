@@ -95,7 +95,9 @@ class SuffixAutomaton:
         return self._step(Cursor(state, length), token_id)
 
     def longest_followed(self, cursor: Cursor) -> Cursor:
-        """Cursor at the longest suffix of the context that has followers; the empty context if no suffix has followers."""
+        """Cursor at the longest suffix of the context that has followers; at the empty context if there is no such
+        suffix.
+        """
         state, length = self._normal(cursor)
         while not self._next[state] and state > _ROOT:
             state = self._link[state]

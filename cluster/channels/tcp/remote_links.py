@@ -70,7 +70,9 @@ class Link(ABC):
 
 
 class VerifierLink(Link):
-    """The verifier's link; each connection that replaces another is a drafter of a later incarnation."""
+    """The verifier's link. A drafter's connection is replaced only by the connection of a drafter of a later
+    incarnation.
+    """
 
     def __init__(self, memory: ChannelMemory) -> None:
         super().__init__(memory)

@@ -154,7 +154,7 @@ def _search_kernel(
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
         keys = sortable(values)
         digits = keys >> shift
-        # Shifted in two steps, because a shift by all 32 bits is undefined.
+        # Keys are shifted in two steps, because a shift by all 32 bits is undefined.
         matching = mask & ((digits >> DIGIT_BITS) == wanted)
         if MASS:
             matching = matching & (keys >= lowest)
