@@ -17,8 +17,8 @@ is added.
 """
 
 WAKING = {"aggregation_function": "min", "look_back_period_s": 2.0, "metrics_interval_s": 1.0}
-"""Serve settings for scaling up from 0 replicas. By default Serve starts a replica as soon as its mean over 30 s of the
-number of waiting calls is above 0. With these settings a call must have waited for 2 s, so that a call that arrives
+"""Serve settings for scaling up from 0 replicas. By default Serve starts a replica as soon as the number of waiting
+calls, averaged over 30 s, is above 0. With these settings a call must have waited for 2 s, so that a call that arrives
 while the last replica ends does not start another replica.
 """
 
@@ -38,7 +38,7 @@ than `MARGIN` allows, a replica is added only after the mean need has exceeded t
 MARGIN = 0.8
 """Keeps the number of replicas from alternating when the load is near a whole number of replicas. A replica is removed
 only if the load is at most this share of what the remaining replicas can carry. Replicas are added at once only if the
-load exceeds the number of replicas divided by this share.
+replicas that the load requires exceed the present number of replicas divided by this share.
 """
 
 
@@ -62,8 +62,9 @@ class ReplicaLoad(NamedTuple):
 def desired_replicas(loads: Iterable[ReplicaLoad], target_queue_s: float) -> float:
     """Number of replicas that finish all present work within `target_queue_s`.
 
-    With this number a new request waits at most `target_queue_s` seconds. The result is at most the number of replicas
-    at which `SPARE` of all slots is free, but at least the number whose slots and KV pools hold the running requests.
+    With this number a new request waits at most `target_queue_s` seconds. The result has two bounds. The upper bound is
+    the number of replicas with which the share `SPARE` of all slots is free. The lower bound is the number of replicas
+    whose slots and KV pools can hold the running requests.
 
     Args:
         loads: reports of all running replicas; at least one.
@@ -87,9 +88,10 @@ Points = deque[tuple[float, float]]
 class SteadyNeed:
     """Smooths the momentary need into the number of replicas requested from Serve.
 
-    Serve waits for its delay and then uses the value that the policy returns at that moment, which may lie in a gap
-    between two requests. Therefore the returned value covers a window. To scale up, the value is the mean need of the
-    latest window; to scale down, the value is the largest of these means since fewer replicas began to suffice.
+    Serve waits for its delay and then uses only the value that the policy returns at the end of the delay. That moment
+    may lie in a gap between two requests. Therefore the returned value covers a window. To scale up, the value is the
+    mean need of the latest window. To scale down, the value is the largest mean since the moment at which fewer
+    replicas began to suffice.
     """
 
     def __init__(self) -> None:
@@ -131,12 +133,13 @@ class SteadyNeed:
         self._since = now
         """Time of the first known need; the load before that time is unknown."""
         self._needs, self._means = Points(), Points()
-        """Needs over the last `STEADY_S` seconds, or over the window if the window is longer; and the window's means
-        over the time for which fewer replicas must suffice before a reduction.
+        """Momentary needs of the last `STEADY_S` seconds, or of the window if the window is longer; and the mean needs
+        over the time for which fewer replicas must suffice before fewer are requested (`STEADY_S` less Serve's
+        downscale delay).
         """
         self._target, self._peak = -1, 0.0
-        """Target when fewer replicas began to suffice, or -1 while all replicas are needed; and the largest mean since
-        that time.
+        """Number of replicas that ran or were starting when fewer replicas began to suffice, or -1 while all replicas
+        are needed; and the largest mean need since then.
         """
 
 
@@ -165,7 +168,8 @@ class TokenLoadPolicy:
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         """Returns the desired number of replicas, which Serve rounds up, and an empty state.
 
-        The state is empty because Serve keeps this object until its settings change.
+        The state is empty, because this object holds the state itself, and Serve keeps the object until the policy's
+        settings change.
 
         Args:
             context: `ray.serve.config.AutoscalingContext` of the Verifier deployment.

@@ -8,8 +8,8 @@ WINDOW_S = 60.0
 class EngineSpeed:
     """Throughput in tokens per second, of prompts and outputs, while at least half of the slots have work.
 
-    With less work an engine is slower than it could be, so the number of engines needed cannot be computed from its
-    rate.
+    An engine with less work writes fewer tokens than it could, so the number of engines needed cannot be computed from
+    such an engine's rate.
     """
 
     def __init__(self, num_slots: int) -> None:

@@ -1,4 +1,5 @@
-"""Fork server: a process that has imported torch and forks others, in milliseconds instead of the seconds of an import.
+"""Fork server: a process that has imported torch and forks other processes. A fork takes milliseconds, whereas an
+import of torch takes seconds.
 
 The fork server is a child of its client. Forked processes end with the fork server, which ends with its client.
 """
@@ -21,10 +22,10 @@ from wingbeat.cluster.mps import under_mps
 
 MODULE = "wingbeat.cluster.fork_server"
 FORK_S = 180.0
-"""Seconds for a fork; the first one waits until everything is imported."""
+"""Maximum seconds that a fork may take; the first fork waits until the server has imported the target's module."""
 ASKED_S, ASKED_POLL_S = 2.0, 0.005
-"""Seconds that a process has to finish its work on a GPU after SIGTERM, and the interval of checks whether it has
-ended.
+"""Seconds allowed to a process after SIGTERM for finishing its work on a GPU, and the interval in seconds between
+checks whether the process has ended.
 """
 LONGEST = 4096
 """Maximum bytes of a message between a fork server and its client."""

@@ -5,8 +5,8 @@ import os
 from wingbeat.cluster.placement import VISIBLE_DEVICES
 
 _LEAST_DRIVERS = {"11": 450, "12": 525, "13": 580}
-"""Minimum driver by CUDA's major version; valid for each minor version (NVIDIA, CUDA Compatibility, "minor version
-compatibility").
+"""Minimum major version of the driver, by major version of CUDA; valid for each minor version of CUDA (NVIDIA, CUDA
+Compatibility, "minor version compatibility").
 """
 _OLDER_TORCH = "--index-url https://download.pytorch.org/whl/cu126"
 

@@ -65,8 +65,8 @@ def _writes_below(process: Path, folder: Path) -> bool:
 def end(processes: list[PeerProcess], grace_s: float) -> int:
     """Wait `grace_s` for processes to end, then kill those that still run; return the number of killed processes.
 
-    After the kill the function waits until the processes are gone, so that their resources can be removed, but at most
-    `DEATH_S` seconds.
+    After the kill the function waits, for at most `DEATH_S` seconds, until the processes are gone, so that their
+    resources can be removed.
     """
     _wait(processes, grace_s)
     killed = 0

@@ -56,7 +56,7 @@ class PrefixIndex:
         return len(self._known)
 
     def apply(self, changes: CacheChanges) -> None:
-        """Apply blocks that the engine's cache has gained and lost."""
+        """Add the blocks that the engine's cache has gained, and remove the blocks that the cache has lost."""
         if changes.cleared:
             self._known.clear()
         for block_hash in split_hashes(changes.dropped):
@@ -80,9 +80,9 @@ class PrefixIndex:
 
 LONGEST_RETRY_S = 60
 MAX_COMPARED = 16
-"""Up to this number of engines, all are compared. If there are more, only two random engines and the engine with the
-longest cached prefix are compared, because otherwise all routers would send their requests to the same least loaded
-engine at once.
+"""If there are at most this many engines, all of them are compared. If there are more, only two random engines and the
+engine with the longest cached prefix are compared, because otherwise all routers would send their requests to the same
+least loaded engine at once.
 """
 
 
@@ -98,7 +98,7 @@ class EngineLoad(NamedTuple):
 
 
 def moving(loads: list[EngineLoad]) -> list[EngineLoad]:
-    """Loads of engines that make progress; all loads if none does."""
+    """Loads of the engines that make progress; all loads if no engine makes progress."""
     return [load for load in loads if not load.stalled] or loads
 
 
@@ -200,7 +200,8 @@ class AnswerLength:
 
 
 class TokenRate:
-    """Tokens per second over the recent time in which there were tokens to write; the weight of older time decays.
+    """Tokens per second, averaged over recent time. Time without tokens to write does not count, and the weight of
+    older tokens and older time decays.
 
     Args:
         window_s: seconds after which the weight of tokens and time has decayed to 1/e.

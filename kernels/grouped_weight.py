@@ -62,7 +62,7 @@ class GroupedWeight(NamedTuple):
     minima: Scales | None = None
     """Shifts of the groups; None if they follow from `zeros` or `offset`."""
     zeros: Tensor | None = None
-    """Zero points [columns, num_groups]: shift = -zero * scale. None if there are none."""
+    """Zero points [columns, num_groups]: shift = -zero * scale. None if the weight has no zero points."""
     offset: float = 0.0
     """Zero point for all groups if `minima` and `zeros` are None: shift = offset * scale."""
     order: Tensor | None = None

@@ -187,7 +187,7 @@ class DrafterSide:
         Args:
             event_handles: IPC handles of the reply events, for the verifier; empty if replies are in host memory.
 
-        Raises ChannelError if the channel is closed or `incarnation` is not larger than the attached one.
+        Raises ChannelError if the channel is closed or `incarnation` is not larger than the attached drafter's.
         """
         self.spec = memory.spec
         self.token_ids = memory.token_ids
@@ -296,8 +296,8 @@ class DrafterSide:
         """Detach from the channel, whose buffers the verifier keeps. Device tensors become invalid."""
         attached, self._attached = self._attached, -1
         released = self.on_close is None or self.on_close() is not False
-        # The word is set even if the verifier has already closed the channel, because the verifier waits for the word
-        # before it frees the shared memory.
+        # `Word.DETACHED` is written even if the verifier has already closed the channel, because the verifier waits for
+        # this word before it frees the shared memory.
         if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
 
@@ -306,7 +306,8 @@ class DrafterSide:
         words = self._words
         if not self._in_charge():
             return False
-        # If the word differs, an earlier drafter that had been stopped has resumed and overwritten it.
+        # If `Word.REPLIED` differs from this drafter's value, an earlier drafter, which had been stopped, has resumed
+        # and overwritten the word.
         if words[Word.REPLIED] != self._own_reply_word():
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered
@@ -357,6 +358,6 @@ class InProcessChannel:
         self._doorbell.pump = pump
 
     def attach(self, incarnation: int) -> DrafterSide:
-        """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the attached one."""
+        """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the attached drafter's."""
         self.drafter_end = DrafterSide(self._memory, incarnation)
         return self.drafter_end

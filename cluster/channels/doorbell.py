@@ -24,8 +24,8 @@ peer's work.
 """
 ROUND_SLEEP_S = 10e-3
 IDLE_SLEEP_S = 20e-3
-"""Longest sleep in seconds within a round, and between rounds. A ring ends a sleep at once. These limits bound how
-late a peer's death is noticed, and waking up for them takes well below 2 % of a core.
+"""Longest sleeps in seconds: `ROUND_SLEEP_S` within a round, `IDLE_SLEEP_S` between rounds. A ring ends a sleep at
+once. These limits bound how late a peer's death is noticed, and waking up for them takes well below 2 % of a core.
 """
 NAP_S = 0.5e-3
 """Sleep in seconds where the futex system call is not available."""
@@ -237,7 +237,7 @@ def process_start(pid: int) -> int:
 
 
 def process_stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third one (state) on.
+    """Fields of /proc/PID/stat, beginning with the third field (state).
 
     The second field is left out, because it may contain blanks and parentheses.
     """

@@ -15,8 +15,8 @@ _BEAT, _WORK, _SIZE, _NUM_NAMES, _NAMES_LENGTH, _SLOWEST = range(6)
 _NUM_WORDS = _SLOWEST + NUM_SIZES
 PULSE_BYTES = 8 * _NUM_WORDS + NAMES_BYTES
 _FORGETTING = 64
-"""Decay of a size class's slowest time: each round of the class reduces that time by 1/64. A tenth is left after 150
-rounds.
+"""The slowest time of a size class decays: each round of the class reduces that time by 1/64, so a tenth of the time is
+left after 150 rounds.
 """
 
 

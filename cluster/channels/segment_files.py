@@ -59,7 +59,8 @@ def segment_path(name: str) -> Path:
 
 @contextlib.contextmanager
 def directory_lock() -> Iterator[bool]:
-    """Context that locks the segment directory, so that no process takes a stale name again before it is unlinked.
+    """Context that locks the segment directory. Without the lock, a process could create a new segment under a stale
+    name just before another process unlinks that name.
 
     Yields whether this process holds the lock. False means that another process, which may be stopped, has held the
     lock for longer than LOCK_S.

@@ -38,10 +38,10 @@ class ShmChannel:
 
     @staticmethod
     def attach(name: str, incarnation: int) -> DrafterSide:
-        """Attach to the segment `name` as its drafter, which detaches any earlier incarnation.
+        """Attach to the segment `name` as its drafter. Any earlier incarnation is detached.
 
         Raises ChannelError if the channel does not exist, was created by another version or is of another kind, its
-        verifier is gone, or `incarnation` is not larger than the attached one.
+        verifier is gone, or `incarnation` is not larger than the attached drafter's.
         """
         return DrafterSide(_memory(Segment.attach(name, KIND, buffer_bytes)), incarnation)
 

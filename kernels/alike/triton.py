@@ -44,7 +44,8 @@ def _alike_product_kernel(
     EARLY: tl.constexpr,
 ):
     wait_for_launch(EARLY)
-    # Programs that compute the same columns have adjacent ids, so that the second one finds the weight in the L2 cache.
+    # Programs that compute the same columns have adjacent ids, so that the second of two such programs finds the weight
+    # in the L2 cache.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile = tl.program_id(1)
     columns = tile * OUT + tl.arange(0, OUT)

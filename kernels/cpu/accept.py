@@ -11,7 +11,7 @@ MOST_KEPT = 256
 
 
 class Forced(Structure):
-    """Forced acceptance; all pointers are null if the target's choices decide."""
+    """Parameters of forced acceptance. All pointers are null if the target's choices determine the accepted paths."""
 
     _fields_ = [("limits", c_void_p), ("max_depth", c_int64), ("epochs", c_void_p), ("roots", c_void_p)]
 
@@ -141,8 +141,8 @@ class TreeAcceptance:
             rows: [num_reqs, num_nodes]: row of each node in `targets` and `taps`; None if nodes are stored
                 consecutively.
             taps: [num_rows or more, taps_size], of any dtype.
-            longest: maximum number of nodes of a path; `width`, at least `longest`, is the number of columns for its
-                tokens.
+            longest: maximum number of nodes of a path; `width`, at least `longest`, is the number of columns for a
+                path's tokens.
             decree: forces the number of accepted levels, for benchmarks.
         """
         (num_reqs, num_nodes), vocab = token_ids.shape, targets.shape[1] if targets.dim() == 2 else 0

@@ -107,8 +107,8 @@ class Shape(NamedTuple):
 class NodeChoice(NamedTuple):
     """Parameters of node selection.
 
-    Nodes of all trees are ranked together by their probability of acceptance, and the best ones are kept. Their number
-    maximises the expected number of accepted tokens less the price.
+    Nodes of all trees are ranked together by their probability of acceptance, and the best ones are kept. The number of
+    kept nodes maximises the expected number of accepted tokens minus the price of a pass with that many nodes.
     """
 
     table: Tensor

@@ -100,7 +100,9 @@ class GroupPanels(NamedTuple):
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    """Whether a weight can be packed: groups must be multiples of all layouts' units and of a rounded row's step."""
+    """Whether a weight can be packed: its group size must be a multiple of 8, and so of every layout's unit and of a
+    rounded row's step.
+    """
     return weight.group % 8 == 0
 
 

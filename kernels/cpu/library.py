@@ -27,9 +27,10 @@ WIDE = ("native", "x86-64-v4")
 """Architectures that use AVX-512 if the processor has it."""
 TIMEOUT_S = 300
 LARGEST_MATRIX = 1 << 23
-"""Maximum number of elements of a matrix that this library multiplies as fast as torch if registers are narrow.
+"""Maximum number of elements of a matrix that this library multiplies as fast as torch on a processor without AVX-512.
 Measured with AVX2: with layers of 2048 x 8192, rounds of 1 and 16 rows were slower than in torch; with layers of 1024 x
-3072 the rounds were not slower."""
+3072 the rounds were not slower.
+"""
 
 
 class NoLibraryError(RuntimeError):
@@ -70,7 +71,7 @@ def kept_in() -> Path:
 
 @cache
 def largest_matrix() -> float:
-    """Maximum number of elements of a matrix to multiply with this library; torch is faster for larger ones."""
+    """Maximum number of elements of a matrix to multiply with this library; torch is faster for larger matrices."""
     return float("inf") if "avx512f" in _processor() and _architecture() in WIDE else LARGEST_MATRIX
 
 
@@ -85,7 +86,8 @@ def _compile(path: Path) -> None:
     if command is None:
         raise NoLibraryError(f"no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile at once. Each one replaces the file when it finishes; the files are equal.
+    # Several processes may compile at once. Each process replaces the file when it finishes; all of these files are
+    # equal.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         included = [word for header in _of_parts() for word in ("-include", str(header))]
@@ -114,7 +116,9 @@ def _processor_flag() -> str:
 
 
 def fingerprint() -> str:
-    """Hash of sources, flags and processor. The processor counts because machines may share a home folder."""
+    """Hash of sources, flags and processor. The processor is included, because machines with different processors may
+    share a home folder.
+    """
     parts = [file.read_bytes() for file in (*sorted(SOURCES.glob("*.h")), *_of_parts(), SOURCES / MAIN)]
     parts += [" ".join((*FLAGS, _processor_flag())).encode(), platform.machine().encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

@@ -54,7 +54,9 @@ class Segments(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """Addition that an optional part of the kernels makes to matrix products of layers, for some rows of a batch."""
+    """Function of an optional part of the kernels that adds to the results of layers' matrix products, for some rows of
+    a batch.
+    """
 
     add: int
     """Address of a C++ function of type `Add`."""
@@ -205,7 +207,7 @@ class CpuKernels:
         return out.to(query.dtype)
 
     def run_layers(self, layers: ctypes.Array, first: int, count: int, batch: Batch, x: Tensor, out: Tensor) -> None:
-        """Runs `count` decoder layers in sequence, from layer `first` on.
+        """Runs `count` consecutive decoder layers, beginning with layer `first`.
 
         Args:
             layers: array of `Layer`.

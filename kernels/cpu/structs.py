@@ -11,7 +11,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Scales(Structure):
-    """Scales by panel; each entry of `by`, if given, multiplies a run of `each` neighbouring numbers."""
+    """Scales by panel. If `by` is given, each of its entries multiplies `each` neighbouring entries of `numbers`."""
 
     _fields_ = [("numbers", c_void_p), ("by", c_void_p), ("kind", c_int64), ("each", c_int64)]
 

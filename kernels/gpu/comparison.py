@@ -57,7 +57,8 @@ class Difference(NamedTuple):
 
 
 def differences(device: torch.device, shape: Shape) -> list[Difference]:
-    """Returns the kernels that do not compile, raise, or compute other results, in the order of `CASES`.
+    """Returns the kernels that fail to compile, raise an exception, or differ from their references, in the order of
+    `CASES`.
 
     float8 is not tested on devices without float8.
     """
@@ -332,4 +333,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "count_tokens": _count,
     **merged_of(hooks("cases")),
 }
-"""Case by the name in `choice.KERNELS`: runs the operation on a device, and returns its results."""
+"""Comparison cases by kernel name, as in `choice.KERNELS`. A case runs the kernel's operation on a device, and returns
+the results.
+"""

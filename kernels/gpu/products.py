@@ -133,9 +133,8 @@ def few_rows_product(
 
 
 def read_ahead(limits: DeviceLimits, height: int, itemsize: int) -> tuple[int, int]:
-    """Returns the inputs of a step and the number of pipeline stages.
-
-    They are chosen so that two programs fit into a multiprocessor's shared memory.
+    """Returns the number of inputs of a step and the number of pipeline stages. With these numbers two programs fit
+    into a multiprocessor's shared memory.
     """
     room = limits.sm_shared_bytes // 2 - 1024
     stages = [(tile, min(room // ((_OUT_TILE + height) * tile * itemsize), _MOST_STAGES)) for tile in _IN_TILES]
@@ -143,14 +142,14 @@ def read_ahead(limits: DeviceLimits, height: int, itemsize: int) -> tuple[int, i
 
 
 def shares(limits: DeviceLimits, tiles: int, num_steps: int) -> tuple[int, int]:
-    """Returns the steps of each program, and the programs of a tile, such that every multiprocessor has work."""
+    """Returns the numbers of steps per program and of programs per tile, such that every multiprocessor has work."""
     splits = max(min(limits.num_sms * _PROGRAMS_OF_SM // tiles, num_steps // _LEAST_STEPS, _MOST_SPLITS), 1)
     of_split = triton.cdiv(num_steps, splits)
     return of_split, triton.cdiv(num_steps, of_split)
 
 
 def _limits_of(device: torch.device) -> DeviceLimits:
-    """Limits of a GPU; without a GPU, of the one that kernels are compiled for, or of an H100."""
+    """Limits of the GPU. Without a GPU: limits of the GPU that kernels are compiled for, or else of an H100."""
     if device.type == "cuda":
         return device_limits(device.index or 0)
     known = {limits.capability: limits for limits in KNOWN.values()}

@@ -212,7 +212,7 @@ def _settle_kernel(
     num_valid,  # int64 [num_reqs]
     chosen,  # int64 [num_reqs, num_nodes]
     evidence,  # int64 [num_reqs, n], or None
-    limits,  # int32 [max_depth], limits of drawn path lengths; None if the target decides; `epochs` likewise
+    limits,  # int32 [max_depth], limits of drawn path lengths; None if lengths are not drawn; `epochs` likewise
     epochs,  # int64 [num_slots]
     max_depth,
     committed_lens,  # int64 [num_slots]; `last_token_ids` likewise

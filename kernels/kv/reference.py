@@ -15,13 +15,13 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
 
     Args:
         key: [num_tokens, num_kv_heads, key_dim]; `value` likewise with value_dim.
-        key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. In the dtype of `key`, or
-            float8_e4m3fn; values are then saturated at 448, past which that format has only NaN.
+        key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. The caches have the dtype of
+            `key`, or float8_e4m3fn. In float8 all numbers are saturated at 448, because the format has only NaN past
+            448.
         slot_mapping: int64 [num_tokens], block id * block_size + offset; slots in block 0 mark rows to drop.
 
     Raises:
-        ValueError: slots are not contiguous int64; on CUDA or with float8 caches, also if shapes or dtypes do not
-            match.
+        ValueError: slots are not contiguous int64. On CUDA or with float8 caches: shapes or dtypes do not match.
     """
     if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(

@@ -1,7 +1,7 @@
 """Matrix products of few rows with one weight: torch reference. On GPUs `kernels.gpu.products` reads the weight once.
 
-torch's own matrix product leaves most multiprocessors of a GPU idle if a weight has few tiles. Which of the two is
-faster is measured when a model is loaded.
+torch's own matrix product leaves most multiprocessors of a GPU idle if a weight has few tiles. When a model is loaded,
+a measurement decides between the two.
 """
 
 import torch

@@ -109,7 +109,7 @@ def rotate_and_store(
         The rotated queries: [num_tokens, num_heads, dim].
 
     Raises:
-        ValueError: slots are not contiguous int64; on CUDA, also if shapes or dtypes do not match.
+        ValueError: slots are not contiguous int64. On CUDA: shapes or dtypes do not match.
     """
     if kernels := choice.compiled("rotate_and_store", qkv):
         norms = (query_norm, key_norm, eps)

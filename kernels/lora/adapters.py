@@ -19,7 +19,7 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
         x: [num_rows, inputs], in the dtype of the adapters.
 
     Raises:
-        ValueError: the number of rows differs from that of `rows`; on CUDA, also if a tensor is not contiguous.
+        ValueError: the number of rows differs from that of `rows`. On CUDA: a tensor is not contiguous.
     """
     if len(out) != len(rows.ids) or len(x) != len(rows.ids):
         raise ValueError(f"an adapted product has {len(x)} rows: the batch has {len(rows.ids)}")

@@ -53,7 +53,9 @@ def adapt(kernels: CpuKernels, out: Tensor, x: Tensor, adapters: StackedAdapters
 
 
 def addition_of(kernels: CpuKernels, rows: AdapterRows) -> Addition | None:
-    """Builds the adapters' addition to decoder layers' matrix products of these rows; None if no row has an adapter."""
+    """Returns the function, with its arguments, that adds these rows' adapters to the matrix products of decoder
+    layers. None if no row has an adapter.
+    """
     if not rows.runs:
         return None
     runs = runs_of(rows)

@@ -12,8 +12,8 @@ TILE_ROWS = 16
 class StackedAdapters(NamedTuple):
     """Weights of all adapters for one matrix product, or for a few with the same inputs. Each product is a part.
 
-    Adapter `id`, from 1 on, is stored at index id - 1; id 0 means no adapter. Adapters of a rank below the maximum are
-    padded with zeros. Shapes and addresses never change.
+    Ids begin at 1, and adapter `id` is stored at index id - 1; id 0 means no adapter. Adapters of a rank below the
+    maximum are padded with zeros. Shapes and addresses never change.
     """
 
     a: Tensor

@@ -31,7 +31,9 @@ def _weights() -> list[GroupedWeight]:
 
 
 def of_every_form(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Returns for each format: stored and added product of few rows, unpacked weight, and products of experts."""
+    """Returns for each format: a product of few rows, stored and added to a total; the unpacked weight; and products
+    with experts' weights.
+    """
     inputs = random_numbers(26, 5, _INPUTS, dtype=shape.dtype).to(device)
     bias = random_numbers(27, _COLUMNS, dtype=shape.dtype).to(device)
     chosen = torch.tensor([[0, 2], [3, 0], [2, 3], [0, 3], [2, 0]], device=device)

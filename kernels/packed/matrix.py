@@ -20,7 +20,7 @@ FEW_ROWS = 64
 """Maximum number of rows of a product that unpacks weights in registers. For more rows, weights are unpacked into
 memory, and torch computes the matrix product."""
 STEP_BYTES = (64, 32, 16)
-"""Candidates for the bytes that a step stores of a column; the largest that divides the group size is used."""
+"""Possible numbers of bytes that a step stores per column; the largest number that divides the group size is used."""
 LEAST_TILE = 16
 """Minimum number of columns of a program."""
 _UNPACKED_AT_ONCE = 1 << 26
@@ -115,8 +115,8 @@ def to_step_layout(weight: GroupedWeight) -> PackedMatrix:
     values = values[:, :, 0] if halves == 1 else values[:, :, 0] | values[:, :, 1] << 4
 
     def turned(part: Tensor) -> Tensor:
-        # The kernel relies on strides that follow from the shape. `clone` sets all strides so; `contiguous` would keep
-        # the strides of dimensions of size 1.
+        # The kernel relies on strides that follow from the shape. `clone` computes all strides from the shape, whereas
+        # `contiguous` would keep the strides of dimensions of size 1.
         return part.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     return PackedMatrix(

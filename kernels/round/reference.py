@@ -158,7 +158,7 @@ class WalkedTrees(NamedTuple):
     evidence: Tensor | None
     """int64 [num_reqs, n]: copied into `SettledPaths.host_summary`; or None."""
     draws: Draws | None = None
-    """Source of drawn path lengths; None if the target decides."""
+    """Source of drawn path lengths; None if the target's choices determine the lengths."""
 
 
 class PathShape(NamedTuple):
@@ -190,9 +190,9 @@ class SettledPaths(NamedTuple):
     """int64 [num_reqs, 2 + max_path + longest + n], for the host: number of tokens, valid nodes, tokens, nodes and
     evidence."""
     sources: Tensor
-    """int64 [num_reqs, longest]: slots that accepted keys and values move from, 0 if they stay."""
+    """int64 [num_reqs, longest]: slots from which accepted keys and values move; 0 for keys and values that stay."""
     targets: Tensor
-    """int64 [num_reqs, longest]: slots that accepted keys and values move to, 0 if they stay."""
+    """int64 [num_reqs, longest]: slots to which accepted keys and values move; 0 for keys and values that stay."""
 
 
 def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> SettledPaths:

@@ -55,7 +55,7 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     With u32 arithmetic and triple32(x) as above: key_i = triple32(triple32(triple32(low(seed) ^ LANE_i) ^ high(seed)) ^
     low(position)) for i in 1, 2; x = triple32(low(token) ^ TOKEN_LANE) ^ key_1; x = (x ^ x >> 17) * M1; x = (x ^ x >>
     11) + key_2; x = x * M2; x = (x ^ x >> 15) * M3; bits = x >> 9. The second key is added half-way, because otherwise
-    the noise of one row could be that of another with tokens permuted.
+    one row's noise could equal another row's noise with the tokens permuted.
 
     Args:
         seeds: int64 [num_rows].

@@ -40,7 +40,7 @@ class Histories(NamedTuple):
     """Token histories of all slots, and the slot of each row of a batch."""
 
     token_ids: Tensor
-    """int64 [num_slots, width]: prompt first; tokens from `lens` on are ignored."""
+    """int64 [num_slots, width]: the prompt comes first; tokens at indices `lens` and above are ignored."""
     lens: Tensor
     """int64 [num_slots]; may exceed the width."""
     num_prompt_tokens: Tensor
@@ -78,7 +78,7 @@ def check_processors(processors: LogitProcessors, num_rows: int, vocab_size: int
     """Rejects tensors without the documented shape and dtype; does not read their values.
 
     Raises:
-        ValueError: the message names the field, its shape and dtype, and those required.
+        ValueError: the message names the field, its shape and dtype, and the required shape and dtype.
     """
     penalties, bias, grammar_mask = processors
     if penalties is not None:

@@ -23,7 +23,8 @@ def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> T
     """Masks float32 logits [num_rows, vocab_size] by top-k, top-p, then min-p, with one sort; out of place."""
     vocab_size = logits.shape[-1]
     minus_inf = float("-inf")
-    # Ascending, as in transformers: among equal logits at the edge of the nucleus the lowest ids are removed first.
+    # Logits are sorted in ascending order, as in transformers, so that among equal logits at the edge of the nucleus
+    # the lowest ids are removed first.
     ranked, order = torch.sort(logits, dim=-1, stable=True)
     kth = (vocab_size - top_ks).clamp(min=0, max=vocab_size - 1)[:, None]
     below_kth = (ranked < ranked.gather(-1, kth)) & (top_ks > 0)[:, None]
@@ -53,7 +54,8 @@ def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tenso
     weights = (ranked - best).exp().masked_fill(below_kth, 0.0)
     whole = (logits - best).exp().sum(dim=-1, dtype=torch.float64)
     total = torch.where(top_ks > 0, weights.sum(dim=-1, dtype=torch.float64), whole)[:, None]
-    # Mass of a token and of all less likely tokens, as in `_filter`, computed as the total less the tokens above.
+    # Mass of a token and of all less likely tokens, as in `_filter`, computed as the total mass minus the mass of all
+    # more likely tokens.
     mass = 1.0 - (weights.cumsum(dim=-1, dtype=torch.float64) - weights) / total
     outside = (mass.float() <= (1.0 - top_ps.double()).float()[:, None]) & (top_ps < 1.0)[:, None]
     outside[:, 0] = False

@@ -128,8 +128,9 @@ def _decays(decay: Tensor, rows: TreeRows) -> tuple[Tensor, Tensor]:
     """Cumulative decays along paths.
 
     Returns:
-        Logarithms from the state up to each node, [num_reqs, num_nodes, num_heads]; and factors from each column node
-            to the row node, [num_reqs, num_heads, num_nodes, num_nodes], 0 if the column node is no ancestor.
+        The logarithm of the decay from the state to each node, [num_reqs, num_nodes, num_heads]; and the decay factor
+            from each column node to each row node, [num_reqs, num_heads, num_nodes, num_nodes], which is 0 if the
+            column node is no ancestor.
     """
     visible = rows.visible
     total = torch.einsum("bnm,bmh->bnh", visible.to(decay.dtype), decay)

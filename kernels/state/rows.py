@@ -18,8 +18,9 @@ class TreeRows(NamedTuple):
     visible: Tensor
     """bool [num_reqs, num_nodes, num_nodes]: row node descends from column node, or equals it."""
     windows: Tensor
-    """int64 [num_reqs, num_nodes, width]: indices of the inputs of each node's convolution, the node's own last.
-    Indices below `width` are the inputs before the root; the nodes' inputs follow."""
+    """int64 [num_reqs, num_nodes, width]: indices of the inputs of each node's convolution; the node's own input is
+    last. Indices below `width` are the inputs before the root; the nodes' inputs follow.
+    """
 
     @classmethod
     def of(cls, slots: Tensor, parents: Tensor, max_depth: int, width: int) -> "TreeRows":

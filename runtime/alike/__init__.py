@@ -1,1 +1,1 @@
-"""Deterministic mode on GPUs: a row's result has the same bits for any other rows in the same pass."""
+"""Deterministic mode on GPUs: the bits of a row's result do not depend on the other rows in the same pass."""

@@ -1,5 +1,5 @@
-"""Requirements of deterministic mode on GPUs, in which a row's result has the same bits for any other rows in the same
-pass.
+"""Requirements of deterministic mode on GPUs, in which the bits of a row's result do not depend on the other rows in
+the same pass.
 
 The order of summation in matrix products and attention depends neither on other rows nor on a tree's shape. Norms and
 RoPE are computed row by row, and all other operations elementwise. For a model with any other module, an error is
@@ -90,7 +90,7 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
 
 
 def is_alike(module: nn.Module) -> bool:
-    """Whether a row's output of a module has the same bits for any other rows."""
+    """Whether the bits of a module's output for a row do not depend on the other rows."""
     return isinstance(module, FusedNorm) or getattr(module, "alike", False)
 
 

@@ -42,7 +42,7 @@ and later tokens.
 _ROWS = 4
 """Number of texts per pass of a head; limits the memory that the head's logits need."""
 _CLEAR = 2.0
-"""Number of standard errors by which a convention must exceed the likeliest convention to be chosen instead."""
+"""A convention is chosen instead of the likeliest convention if its gain exceeds this number of standard errors."""
 _VERSION = 2
 Matches = Callable[[Any, Tensor, Tensor, int], Tensor]
 """See `DrafterKind.matches`."""
@@ -55,8 +55,8 @@ class Reading(NamedTuple):
     length: float
     """Mean tokens per chain of `_CHAIN` drafts, including the bonus token."""
     by_depth: tuple[float, ...]
-    """For each depth, among the drafts whose predecessors in the chain were all right, the share that is right
-    itself.
+    """Acceptance rate by depth: the share of right drafts among the drafts whose predecessors in the chain were all
+    right.
     """
     gain: float
     """Difference between `length` and the `length` of the likeliest convention."""

@@ -1,5 +1,5 @@
-"""Adds the tokens that a grammar forces to draft trees, as chains in addition to the drafter's nodes, or as trees
-without a drafter.
+"""Adds to draft trees the tokens that a grammar forces. The tokens form chains in addition to the drafter's nodes, or
+without a drafter trees of their own.
 """
 
 import torch
@@ -42,8 +42,8 @@ def add_certain(
 
 
 def _chains(plan: SchedulerOutput, max_depth: int) -> dict[int, list[int]]:
-    """Forced tokens by index of the decode. Contains the decodes that have at least one forced token and may have
-    nodes.
+    """Forced tokens by index of the decode. Contains the decodes that have at least one forced token and whose trees
+    may have nodes besides the root.
     """
     rows = zip(plan.decodes, plan.with_nodes(), strict=True)
     chains = {row: seq.certain(max_depth) for row, (seq, has_room) in enumerate(rows) if has_room}
@@ -104,7 +104,9 @@ def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: boo
 
 
 def _follow(trees: TokenTree, row: int, num_valid: int, chain: list[int]) -> tuple[int, list[int]]:
-    """Returns the deepest of a tree's first `num_valid` nodes that is on a path, and the rest of the path."""
+    """Follows a chain of tokens among a tree's first `num_valid` nodes. Returns the deepest node reached, and the rest
+    of the chain.
+    """
     token_ids, parents = (field[row, :num_valid].tolist() for field in (trees.token_ids, trees.parents))
     node = 0
     for place, token_id in enumerate(chain):

@@ -28,7 +28,9 @@ of an intersection is the product of its operands' sizes.
 _MAX_REASON = 300
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _SOURCE = re.compile(r"(?m)^(at )?\d+\(\d+\): |^ *\d+ \|.*\n?|^ *\^\n?")
-"""Source positions and excerpts of the generated Lark in llguidance's error messages, which users did not write."""
+"""Matches source positions and excerpts of the generated Lark in llguidance's error messages. The matches are removed
+from messages, because users did not write this Lark.
+"""
 
 
 class Grammars:

@@ -87,7 +87,7 @@ def without(marks: Sequence[str]) -> Regex:
 
 
 def until(mark: str, others: Sequence[str] = ()) -> Regex:
-    """Form of texts up to and including a mark, which contain no mark before it."""
+    """Form of texts that end with `mark` and contain no mark before this end."""
     return Regex(f"({_ANY} {json.dumps(mark)} & ~({_ANY} {_one_of([mark, *others])} /(?s:.+)/))")
 
 

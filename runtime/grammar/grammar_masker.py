@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST_TREE_S = 0.005
 """CPU seconds allowed for the masks of one tree.
 
-If a grammar takes longer, only the root is verified, which is slower but gives the same text.
+If a grammar takes longer, the round ignores the sequence's drafted tokens and chooses only the token after the root.
+This is slower but gives the same text.
 """
 MOST_AHEAD_S = 0.001
 """CPU seconds allowed for the mask that is sent to the drafter. The limit exists because a round waits for this
@@ -34,7 +35,7 @@ MASK_S = 1e-3
 masks of a round.
 """
 MOST_AT_ONCE_S = 0.25
-"""CPU seconds that a request may take in addition to this average."""
+"""CPU seconds that a request may take in addition to `MASK_S` per token."""
 _ALL = -1
 _NOTHING_FITS = "NoExtensionBias"
 """Part of the error message that llguidance returns if the grammar allows no token."""

@@ -91,7 +91,9 @@ def _anywhere(alternative: str) -> str:
 
 
 def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
-    """Translation of the rest of a character class from position `place` on, and the position after the class."""
+    """Translates the rest of a character class, beginning at position `place`. Returns the translation and the position
+    after the class.
+    """
     sets, written = _WIDE if is_negated else _NARROW, []
     while place < len(pattern):
         if pattern[place] == "]":

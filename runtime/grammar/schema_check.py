@@ -30,7 +30,7 @@ _HELPERS = {
     "$recursiveAnchor",
     "x-guidance",
 }
-"""Keywords that have an effect only together with another keyword, for which an error is raised anyway; and
+"""Keywords that have an effect only together with another unsupported keyword, whose presence raises an error; and
 llguidance's own keyword.
 """
 _IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf"}
@@ -149,7 +149,9 @@ def _rewritten(part: Any, root: Any) -> Any:
 
 
 def _name_the_rest(written: Schema) -> None:
-    """Replaces unsupported keywords by `items`, `additionalProperties` and `patternProperties`, in place."""
+    """Replaces `unevaluatedItems`, `unevaluatedProperties` and `propertyNames`, where possible, by the supported
+    keywords `items`, `additionalProperties` and `patternProperties`. Changes `written` in place.
+    """
     for keyword, usual in (("unevaluatedItems", "items"), ("unevaluatedProperties", "additionalProperties")):
         if keyword in written:
             rest = written.pop(keyword)
@@ -182,7 +184,7 @@ def _says_something(keyword: str, part: Schema) -> bool:
 
 
 def _types(part: Schema) -> set[str] | None:
-    """Types that a schema names; None if it names none."""
+    """Types that a schema names; None if the schema names no types."""
     return type_names(part["type"]) if part.get("type") else None
 
 

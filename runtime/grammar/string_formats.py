@@ -17,7 +17,7 @@ _OF_URI = rf"(?:[A-Za-z0-9._~:/?@!$&'()*+,;=-]|%{_HEX}{{2}})*"
 
 
 def _ipv6() -> str:
-    """Expression for eight groups, or for fewer groups with one `::`."""
+    """Expression for IPv6 addresses: eight groups, or fewer groups with one `::`."""
     group = rf"{_HEX}{{1,4}}"
     with_gap = [rf"(?:{group}(?::{group}){{0,{before - 1}}})?::(?:{group}(?::{group}){{0,{6 - before}}})?"
                 for before in range(1, 7)]  # fmt: skip

@@ -1,5 +1,5 @@
-"""Compiles the grammars of requests on trial in another process, because a compilation may never end and cannot be
-cancelled.
+"""Tries out in another process whether the grammars of requests compile, because a compilation may never end and cannot
+be cancelled.
 """
 
 import json

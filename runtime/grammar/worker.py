@@ -1,10 +1,9 @@
-"""Worker process that compiles grammars on trial. Each trial runs in a forked process, which the kernel ends if it
-exceeds the limits.
+"""Worker process that tries out whether grammars compile. Each trial runs in a forked process, which the kernel ends if
+it exceeds the limits.
 
-Started by `GrammarTrial` with three arguments: the number of the control socket, and the CPU seconds and bytes allowed
-    for a compilation. Reads the vocabulary from standard input, and each grammar from a socket received over the
-    control
-socket.
+`GrammarTrial` starts this process with three arguments: the file descriptor of the control socket, and the CPU seconds
+and bytes allowed for a compilation. Reads the vocabulary from standard input, and each grammar from a socket received
+over the control socket.
 """
 
 import contextlib
@@ -27,8 +26,8 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, RequestTooExpensive
 
 MOST_WALL_S = 60
 NUM_STEPS = 64
-"""Number of tokens of a random walk through a grammar; the walk detects, before a request uses them, grammars whose
-cost per token grows with the length of the text.
+"""Number of tokens of a random walk through a grammar. The walk detects grammars whose cost per token grows with the
+length of the text, before a request uses such a grammar.
 """
 _NICENESS = 5
 """Niceness of the worker, so that trials yield the CPU to rounds."""
@@ -82,7 +81,7 @@ def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: in
 
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
-    """Sets limits, enforced by the kernel, of this process's CPU time, wall time and additional memory."""
+    """Limits this process's CPU time, wall time and additional memory; the kernel enforces the limits."""
     signal.setitimer(signal.ITIMER_REAL, MOST_WALL_S)
     with open("/proc/self/statm") as sizes:
         own_bytes = int(sizes.read().split()[0]) * resource.getpagesize()

@@ -31,7 +31,7 @@ class CandidateTest:
     """Test of one candidate against the served head.
 
     Args:
-        number: number of the candidate among all tests, from 1 on.
+        number: number of this test among all tests, starting at 1.
         margin: relative gain that the candidate must exceed.
         against: version of the served head.
         heads: candidate and served head.

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from wingbeat.runtime.learning.shadow import Drafted
 
 ERROR = 0.01
-"""Probability that any candidate that is not better is ever promoted."""
+"""Upper bound of the probability that a candidate that is not better is ever promoted, over all candidates together."""
 MOST_LOSS, GROUP_ERROR = 0.08, 0.01
 """Maximum relative loss of a group of requests, and maximum probability that a candidate with a larger loss is
 promoted.
@@ -43,7 +43,7 @@ MOST_BET = 0.9
 _GUESS_MEAN, _GUESS_VARIANCE = 0.02, 0.02
 BUCKET_FLOOR, BUCKET_LEAST = 0.98, 8
 """Tokens per round, relative to the served head, that a candidate must reach in each bucket of context length; and the
-number of held-out requests that a bucket needs before this is checked.
+minimum number of held-out requests in a bucket for this check.
 """
 
 
@@ -57,7 +57,7 @@ class Verdict(StrEnum):
 
 class Bets:
     """Gambler who bets that the mean of observations in [-1, 1] is above 0. The logarithm of the gambler's capital is
-    the evidence for this.
+    the evidence for a mean above 0.
     """
 
     def __init__(self) -> None:
@@ -138,12 +138,15 @@ class Gate:
         self.groups = [PairedTest(-MOST_LOSS, self.most, GROUP_ERROR) for _ in range(self.num_groups)]
 
     def see(self, new: Drafted, old: Drafted, group: int | None = 0) -> None:
-        """Adds a held-out request for which both heads have drafted; `group` is None if it belongs to no group."""
+        """Adds a held-out request for which both heads have drafted; `group` is None if the request belongs to no
+        group.
+        """
         self.test.see(new.length, old.length)
         if group is not None:
             self.groups[group].see(new.length, old.length)
         self.num_requests += 1
-        # A bucket is counted only if it contains rounds of both heads, because otherwise the two cannot be compared.
+        # A bucket is counted only if it contains rounds of both heads, because otherwise the heads cannot be compared
+        # in the bucket.
         for bucket in new.rounds.keys() & old.rounds.keys():
             sums = self._buckets.setdefault(bucket, [0, 0.0, 0.0])
             sums[0] += 1

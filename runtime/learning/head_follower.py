@@ -34,8 +34,8 @@ class HeadFollower:
     def __init__(self, ledger: HeadLedger, worker: DraftWorker) -> None:
         self._ledger, self._worker = ledger, worker
         self._offered = self._noted = worker.head_version
-        """Version that was last offered to the drafter, and version that this object last recorded in the ledger as
-        taken.
+        """Version that was last offered to the drafter; and version of the last swap that this object recorded in the
+        ledger.
         """
         self._unreadable = False
 
@@ -69,7 +69,9 @@ class HeadFollower:
             logger.error("the ledger of heads cannot be written: %s", error)
 
     def look(self) -> bool:
-        """Reads the served version and offers it to the drafter, if it differs; returns whether it was offered."""
+        """Reads the number of the served version. If it differs from the version offered last, offers the served
+        version to the drafter. Returns whether a version was offered.
+        """
         version = self._served()
         if version == self._offered or not self._ledger.begin(version):
             return False
@@ -110,9 +112,8 @@ class HeadFollower:
             return False
 
     def _note_taken(self) -> None:
-        """Records in the ledger which version the drafter runs, after the swap.
-
-        If a version ends its drafter, the swap is therefore not recorded.
+        """Records in the ledger which version the drafter runs. This happens after the swap, so a swap that ends the
+        drafter's process is not recorded.
         """
         version = self._worker.head_version
         if version != self._noted:

@@ -27,12 +27,12 @@ LEARNER, FIGURES_FILE = "learner", "figures.json"
 MOST_DECISIONS = 64
 """Number of the latest decisions that are kept; the counts cover all decisions."""
 MOST_TRIES = 8
-"""Number of drafters that may end between beginning to read a version and swapping to it, before the version is
-refused.
+"""A version is refused after this number of drafters have begun to read the version and have ended before swapping to
+it.
 """
 MOST_EARLIER = 2
-"""Number of versions before the previous version that are kept as roll-back targets, once a drafter has swapped to the
-served version.
+"""Number of roll-back targets that are kept in addition to the previous version. Older targets are dropped as soon as a
+drafter has swapped to the served version.
 """
 MOST_UNUSED = 4
 """Number of versions that are kept although no roll-back leads to them; also the number of refused versions that are
@@ -300,8 +300,8 @@ class HeadLedger:
         self._write(ledger.model_copy(update={"counts": counts, "decisions": decisions}))
 
     def _pruned(self, ledger: Ledger) -> Ledger:
-        """Returns the ledger without old versions to which no roll-back leads, and removes their files. The latest
-        `MOST_UNUSED` such versions are kept.
+        """Returns the ledger without versions to which no roll-back leads, and removes the files of these versions. Of
+        them, the latest `MOST_UNUSED` refused versions and the latest `MOST_UNUSED` other versions are kept.
         """
         if ledger.settled == ledger.served:
             ledger = ledger.model_copy(update={"earlier": ledger.earlier[-MOST_EARLIER:]})
@@ -315,8 +315,8 @@ class HeadLedger:
         return ledger.model_copy(update={"versions": tuple(v for v in ledger.versions if v.number not in gone)})
 
     def _sweep(self) -> None:
-        """Removes folders of versions that killed processes left half written, which are recognised because their locks
-        are free.
+        """Removes the folders of versions that killed processes left half written. The lock of such a folder is free,
+        whereas the lock of a folder that is being written is held.
         """
         for folder in (self.folder / HEADS).glob("new.*.tmp"):
             with ExitStack() as held:

@@ -33,7 +33,7 @@ class HeadVersion(BaseModel):
     taken: bool = False
     """Whether a drafter has swapped its head to this version."""
     tries: int = 0
-    """Number of drafters that began to read the version, until the first drafter has swapped to it."""
+    """Number of drafters that began to read the version before any drafter had swapped to it."""
     promotions: int = 0
     """Number of promotions of the version; acceptance counts restart at 0 with each promotion."""
     digest: str = ""
@@ -63,7 +63,9 @@ class Ledger(BaseModel):
     previous: int | None = None
     """Version to which the next roll-back leads."""
     earlier: tuple[int, ...] = ()
-    """Targets of the roll-backs after the next one; the last entry is the first of these targets."""
+    """Versions to which the roll-backs after the next roll-back lead. The roll-back that follows the next leads to the
+    last entry.
+    """
     versions: tuple[HeadVersion, ...]
     counts: dict[str, int] = {}
     """Number of decisions, by state."""
@@ -103,14 +105,14 @@ class Ledger(BaseModel):
         return self.updated(number, promotions=again)._serving(number, (*self.way_back, self.served)[-LONGEST_WAY:])
 
     def back(self) -> "Ledger":
-        """Returns a ledger that serves the previous version and has that version's roll-back targets; the configured
-        head has none.
+        """Returns a ledger that serves the previous version and has that version's roll-back targets. The configured
+        head has no roll-back targets.
         """
         *way, served = self.way_back or (0,)
         return self._serving(served, tuple(way) or ((0,) if served else ()))
 
     def without_way_to(self, number: int) -> "Ledger":
-        """Returns a ledger in which no roll-back leads to a version."""
+        """Returns a ledger in which no roll-back leads to version `number`."""
         return self._serving(self.served, tuple(each for each in self.way_back if each != number))
 
     def updated(self, number: int, **fields: Any) -> "Ledger":

@@ -56,7 +56,7 @@ class TextGroups:
         return len(self._group_of)
 
     def find_group(self, histogram: Tensor) -> int | None:
-        """Group of a text, from 0 on; None if its group is not judged."""
+        """Number of a text's group, starting at 0; None if the group is not judged."""
         return self._group_of.get(int((self._centres @ histogram).argmax()))
 
     @staticmethod

@@ -101,7 +101,7 @@ class OnlineTrainer:
         try:
             own = self.state.load(path, self.config, _CPU)
             self.pace, self._average, base = own["pace"], own["average"], own["base"]
-        # any exception is caught; a checkpoint that another version of Wingbeat wrote is discarded with its progress
+        # any exception is caught; if another version of Wingbeat wrote the checkpoint, its training progress is lost
         except Exception:
             path.unlink(missing_ok=True)
             raise

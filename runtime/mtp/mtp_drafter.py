@@ -208,8 +208,8 @@ class _Drafting:
         self.roots, self.lens = roots, roots.positions[0]
         self.levels: list[Level] = []
         self.out = hidden
-        """Latest outputs [num_reqs, num_nodes, hidden_size]: at first those at the committed row, later those of the
-        nodes that ran last.
+        """Latest outputs [num_reqs, num_nodes, hidden_size]: at first the outputs at the last committed row, later the
+        outputs of the nodes that ran last.
         """
 
     def expand(self, level: Level) -> Tensor:

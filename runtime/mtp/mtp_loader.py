@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 MOST_MODULES = 16
 """Maximum number of modules.
 
-The limit exists because the context of module k may start at row -k, and attention supports contexts from -15 on
-(`wingbeat.kernels.attention.reference.tree_attention`).
+The limit exists because the context of module k may start at row -k, and attention supports context lengths of at least
+-15 (`wingbeat.kernels.attention.reference.tree_attention`).
 """
 _EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<index>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight")
 
@@ -87,7 +87,9 @@ def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
-    """Raises CheckpointError unless modules have the same config as the verifier's last layer, whose class they use."""
+    """Raises CheckpointError unless the modules have the same config as the verifier's last layer; modules are built
+    from that layer's class.
+    """
     for own, main in (("mtp_layer_types", "layer_types"), ("mtp_mlp_layer_types", "mlp_layer_types")):
         stated, last = getattr(config, own, None), (getattr(config, main, None) or [None])[-1]
         if stated is not None and set(stated[:count]) != {last}:

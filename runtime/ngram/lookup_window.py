@@ -12,7 +12,7 @@ class LookupWindow(NamedTuple):
 
 
 def lookup_window(settings: Mapping[str, Any]) -> LookupWindow:
-    """Builds the window from `prompt_lookup_min` and `prompt_lookup_max`; if only one is given, the other gets its
+    """Builds the window from `prompt_lookup_min` and `prompt_lookup_max`; if only one of the two is given, both get its
     value.
 
     Raises:

@@ -54,10 +54,10 @@ class NgramDrafter(Drafter):
         )
 
     def _latest_match(self, history: Tensor, lens: Tensor) -> Tensor:
-        """int64 [num_reqs]: of the longest suffix of each history that also occurs earlier in it, the position after
-        the latest earlier occurrence.
+        """Finds, for each history, the longest suffix that also occurs earlier in the history.
 
-        The position is 0 if no suffix occurs earlier.
+        Returns int64 [num_reqs]: the position after the suffix's latest earlier occurrence; 0 if no suffix occurs
+        earlier.
         """
         columns = torch.arange(history.shape[1], device=history.device)
         same = columns < lens[:, None]

@@ -125,8 +125,8 @@ class Backbone(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.fc = nn.Linear(self.taps_size, hidden, bias=False)
         self.hidden_norm = StreamNorm(hidden, eps)
-        # A single matrix product computes the context's keys and values for all layers. For the slots, each layer uses
-        # its part of the matrix, a view.
+        # A single matrix product computes the context's keys and values for all layers. For the slots, each layer
+        # multiplies by a view of the layer's own part of this matrix.
         self.kv_size = 2 * kv_heads * config.head_dim
         self.kv_proj = nn.Linear(hidden, config.num_layers * self.kv_size, bias=config.attention_bias)
         self.key_norms = nn.Parameter(torch.empty(config.num_layers, config.head_dim)) if config.qk_norm else None
@@ -209,7 +209,8 @@ class Backbone(nn.Module):
         return [KeyValue(*pair) for pair in zip(rotate(key, cos, sin).unbind(-3), value.unbind(-3), strict=True)]
 
     def run_block(self, anchors: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
-        """Hidden states [num_reqs, num_drafted, H], for `logits`, of the slots that predict a token.
+        """Runs a block per request. Returns the hidden states [num_reqs, num_drafted, H] of the slots that predict a
+        token; `logits` maps these states to logits.
 
         Args:
             anchors: int64 [num_reqs]: the last committed tokens.

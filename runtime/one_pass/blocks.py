@@ -73,11 +73,13 @@ class BlockAttention:
 
 
 def block_states(head: OnePassHead, token_ids: Tensor, taps: Tensor, anchors: Tensor) -> Tensor:
-    """Hidden states [batch * A, num_drafted, H], the input of `logits`, of the blocks at anchors int64 [batch, A].
+    """Hidden states of the slots that predict a token, [batch * A, num_drafted, H], for blocks at A anchors per
+    sequence.
 
     Args:
         token_ids: int64 [batch, length].
         taps: [batch, length, taps_size].
+        anchors: int64 [batch, A].
     """
     batch, length = token_ids.shape
     size = head.config.block_size

@@ -27,8 +27,8 @@ class LayerMask(NamedTuple):
     """Defines which keys the slots see in one layer."""
 
     causal: bool = False
-    """Whether a slot sees, of the other slots, only the slots to its left. In both cases each slot sees the whole
-    context within the window.
+    """Whether a slot sees only itself and the slots to its left; if False, a slot sees all slots of its block. In both
+    cases each slot sees the whole context within the window.
     """
     window: int | None = None
     """Window in tokens: a slot does not see keys that are at least this far before it; None means no window."""
@@ -94,7 +94,7 @@ class OnePassConfig:
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
     )
     rotary_dim: int | None = None
-    """See `DecoderHeadConfig`, like the next field."""
+    """See `DecoderHeadConfig`, which also describes `rope_interleaved`."""
     rope_interleaved: bool = False
     max_position_embeddings: int = 32768
     attention_bias: bool = False

@@ -35,7 +35,9 @@ from wingbeat.runtime.one_pass.read_config import one_pass_conventions, read_one
 logger = logging.getLogger(__name__)
 
 MASK_FILE = "mask_embedding.pt"
-"""File with the learned mask vector, in the folder of a head that has one: a dictionary with the key `embedding`."""
+"""File with the learned mask vector, for heads that have such a vector. The file contains a dictionary with the key
+`embedding`.
+"""
 _IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight")
 _ALIASES = (
     (re.compile(r"^model\."), ""),
@@ -51,7 +53,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def file_name(name: str) -> str:
-    """The canonical name of a tensor in a file. It is needed because different tools give the same tensor different
+    """The canonical name of a tensor, from the tensor's name in a file. Different tools give the same tensor different
     names.
     """
     for pattern, replacement in _ALIASES:
@@ -146,7 +148,7 @@ def load_walker(
         checkpoint: the head's folder.
         config: config under the chosen convention.
         token_ids: int64 [draft_vocab_size]: the target id of each draft id.
-        dtype, device: of the loaded weights.
+        dtype, device: dtype and device of the loaded weights.
 
     Raises:
         CheckpointError: a tensor is missing.

@@ -68,8 +68,8 @@ def read_parallel_config(
 
 def _layout(checkpoint: OnePassCheckpoint) -> Layout:
     written = SPECULATORS if "transformer_layer_config" in checkpoint.raw else MODELOPT
-    # Tensor names are canonical at this point. The config's RoPE base is used, because only older tools, which do not
-    # write P-EAGLE heads, ignore it in training.
+    # Tensor names are canonical at this point. The RoPE base is read from the config. Some older tools ignore the
+    # config's base in training, but these tools do not write P-EAGLE heads.
     return replace(written, rope_theta=Theta.READ)
 
 

@@ -25,7 +25,7 @@ MOST_WALL_S = 30.0
 process's start.
 """
 MOST_AT_ONCE = 2
-"""Maximum number of such processes that a router runs at the same time."""
+"""Maximum number of rendering processes that a router runs at the same time."""
 
 _turns = threading.BoundedSemaphore(MOST_AT_ONCE)
 _LIMITS = f"takes more than {MOST_CPU_S} s, {MOST_BYTES // 2**20} MiB or {MOST_CHARS} characters"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Pooling(PromptReport, StrEnum):
-    """Reports the mean, or the last, of a prompt's hidden states: float32 [hidden_size], not normalised."""
+    """Reports the mean of a prompt's hidden states, or the last hidden state: float32 [hidden_size], not normalised."""
 
     MEAN = "mean"
     LAST = "last"

@@ -42,7 +42,9 @@ _KINDS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate
 _EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({'|'.join(_KINDS)})")
 """Name of an expert's linear layer in most checkpoints."""
 _BLOCK, _OWN_BLOCK = ".block_sparse_moe.", ".mlp."
-"""Part of the name of the module with Mixtral's experts: in Mixtral's checkpoints, and in transformers."""
+"""Part of the name of the module with Mixtral's experts: `_BLOCK` in Mixtral's checkpoints, `_OWN_BLOCK` in
+transformers.
+"""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Formats of compressed-tensors that are read without the package compressed-tensors."""
 
@@ -205,7 +207,7 @@ def _packed(
     marks: tuple[str, ...],
     read: "Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], GroupedWeight | Tensor]",
 ) -> "Loaded":
-    """Load a checkpoint from safetensors files, of which one packed weight at a time is in memory.
+    """Load a checkpoint from safetensors files; only one packed weight at a time is in memory.
 
     Args:
         config, load, packed: see `load_quantised`.
@@ -246,7 +248,9 @@ def _packed(
 def _experts(
     layers: Iterable[str], modules: Mapping[str, Any], weight_of: "Callable[[str], GroupedWeight | Tensor]"
 ) -> "tuple[dict[str, Experts], set[str]]":
-    """Experts whose weights are all grouped, by module name, and the names of these experts' layers."""
+    """Experts, by module name, of the modules whose experts all have group-quantised weights; and the names of these
+    experts' layers.
+    """
     from wingbeat.kernels.grouped_weight import GroupedWeight
     from wingbeat.runtime.quantised.packed_loading import Experts, has_plain_experts
 

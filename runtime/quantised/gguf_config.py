@@ -29,7 +29,9 @@ _ROPE = (
 _READ = frozenset({*_SIZES, *_ROPE, "vocab_size", "attention.key_length", "attention.value_length"})
 _WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal"})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""RoPE scaling of Llama 3.1 and 3.2. GGUF files do not contain these fields, but a factor for each frequency."""
+"""RoPE scaling of Llama 3.1 and 3.2. GGUF files do not contain these fields; instead they contain a factor for each
+frequency.
+"""
 _WHOLE_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = _WHOLE_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
@@ -73,7 +75,7 @@ def _biases(head: Contents) -> dict[str, Any]:
 
 
 def _granite(head: Contents) -> dict[str, Any]:
-    # llama.cpp gives this meaning to the field only in Granite files.
+    # Only in Granite files does `rope.scaling.finetuned` mean, in llama.cpp, that a model uses RoPE.
     if head.fields.get("rope.scaling.finetuned", True) is False:
         raise ValueError("rope.scaling.finetuned is False: layers without RoPE are not supported")
     return _biases(head)
@@ -97,7 +99,7 @@ def _olmoe(head: Contents) -> dict[str, Any]:
 
 def _gpt_oss(head: Contents) -> dict[str, Any]:
     angles = angles_of(head)
-    # Models of this family do not round YaRN's blending range, which their files do not state.
+    # Models of this family do not round YaRN's blending range, although their files do not state this.
     return {"rope_parameters": angles | ({"truncate": False} if angles["rope_type"] == "yarn" else {})}
 
 

@@ -26,7 +26,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class GgufExperts(NamedTuple):
-    """Experts of all layers, and the tensors of the file from which they are read."""
+    """Experts of all layers, and the names of the file's tensors that contain the experts."""
 
     by_module: dict[str, Experts]
     """Experts by module name."""
@@ -45,7 +45,8 @@ def experts_of(file: Path, shell: "PreTrainedModel", tensors: Mapping[str, GgufT
         tensors: tensors of the file by name.
 
     Raises:
-        ModelCheckpointError: a tensor is missing, or its number of experts differs; the message names it.
+        ModelCheckpointError: a tensor is missing, or its number of experts differs from the model's; the message names
+            the tensor.
     """
     found = GgufExperts({}, {}, set())
     for name, module in shell.named_modules():

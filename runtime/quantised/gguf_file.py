@@ -122,7 +122,7 @@ def read_gguf(file: Path) -> GgufFile:
 
 
 def parts_of(file: Path) -> list[Path]:
-    """All files of a split model, from the name of any of them; empty for other files."""
+    """All files of a split model, given any of these files; empty if `file` is not part of a split model."""
     named = _PART.fullmatch(file.name)
     if named is None:
         return []

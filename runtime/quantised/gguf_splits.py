@@ -16,7 +16,7 @@ class Splits(NamedTuple):
     keeps_words: bool = False
     """Whether a piece that is itself a token stays whole instead of being merged from its bytes."""
     begins: bool = False
-    """Whether texts begin with the BOS token if the file does not state it."""
+    """Whether texts begin with the BOS token, for files that do not state this."""
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -52,7 +52,9 @@ def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
 
 
 def _words(numbers: str, letters: str = r"\p{L}+", marks: str = _MARKS) -> tuple[dict[str, Any], ...]:
-    """Splits into words with a mark or a space before them, English contraction endings, numbers, marks and spaces."""
+    """Splits text into words, numbers, marks, spaces and the endings of English contractions; a word includes a mark or
+    space before it.
+    """
     return _split("|".join((_ENDINGS, _BEFORE + letters, numbers, marks, _SPACES)))
 
 

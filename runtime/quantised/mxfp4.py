@@ -40,7 +40,7 @@ def load_mxfp4(
         place: device and dtype of experts that may stay packed.
 
     Raises:
-        ModelCheckpointError: a tensor is missing or has another shape; the message names it.
+        ModelCheckpointError: a tensor is missing or has a wrong shape; the message names the tensor.
     """
     mark, shell, experts = "_blocks", empty_model(plain_config(config)), {}
     held = {name for name in tensors if name.endswith((mark, "_scales"))}

@@ -113,7 +113,7 @@ def unpacked(packed: Tensor, num_bits: int, order: Sequence[int] | None = None) 
     Args:
         packed: the packed integers.
         num_bits: bits per integer.
-        order: position of each integer inside the int32; None means from the lowest bits on.
+        order: position of each integer inside the int32; None means that the first integer is in the lowest bits.
     """
     found = packed.new_empty(*packed.shape, 32 // num_bits, dtype=torch.uint8)
     for index, place in enumerate(order or range(32 // num_bits)):
@@ -125,7 +125,7 @@ def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | N
     """A weight from integers uint8 [in, out], with zeros and scales [groups, out].
 
     Args:
-        numbers, zeros, scales: the integers and their zeros and scales.
+        numbers, zeros, scales: integers of the weight; zero point and scale of each group.
         groups: int [in]: group of each input; None if the inputs are grouped in order.
         num_bits: bits per integer.
     """

@@ -176,8 +176,8 @@ def _read_expert(
 
 
 def _dense(weight: GroupedWeight | Tensor, place: "Place | None") -> Tensor:
-    """A dequantised weight. If `place` is given, the weight is converted to its dtype at once, so that not all weights
-    are in memory in float32.
+    """A dequantised weight. If `place` is given, the weight is converted to `place.dtype` at once, so that not all
+    weights are in memory in float32 at the same time.
     """
     numbers = weight.dense() if isinstance(weight, GroupedWeight) else weight
     return numbers if place is None else numbers.to(place.dtype)

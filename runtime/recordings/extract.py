@@ -42,8 +42,8 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 _TEXT_SETTINGS = ("sequence_length", "own_share", "greedy_fraction", "temperature", "dtype", "seed")
 """Settings that determine the recorded sequences, in addition to the fields of `RecordingSpec`."""
 _HELD_SHARDS = 8
-"""Maximum number of shards' worth of finished sequences that wait in memory. A finished sequence waits for all
-sequences with lower numbers, because shards contain the sequences in order. At this limit no further sequence is begun.
+"""Maximum size, in shards, of the finished sequences that wait in memory. A finished sequence waits for all sequences
+with lower numbers, because shards contain the sequences in order. At this limit no further sequence is begun.
 """
 
 
@@ -113,7 +113,7 @@ class _Sequences:
         """
 
     def put(self, sequence: FinishedSequence) -> None:
-        """Keeps the sequence until the engine has output its last tokens."""
+        """Keeps the sequence until the engine has returned the sequence's last tokens."""
         self.ended[sequence.request_id] = sequence
 
 
@@ -127,9 +127,7 @@ class _Extraction:
         self.begun = writer.num_sequences
         self.sequences = _Sequences()
         self.logprobs: dict[str, list[TokenLogprob]] = {}
-        """By request id of a running sequence: the log-probabilities of the sequence's tokens from the second token
-        on.
-        """
+        """By request id of a running sequence: the log-probabilities of all tokens of the sequence but the first."""
         self.held: dict[int, Record] = {}
         """Finished sequences by number; a sequence is kept until all sequences before it are written."""
 
@@ -167,8 +165,7 @@ class _Extraction:
             start = self.source.start(self.begun)
             prompt = start.token_ids[: self.engine.config.max_model_len - 1].tolist()
             params = SamplingParams(
-                # The last token of a text has no row of taps, so one token more than needed is generated and then
-                # dropped.
+                # The last token of a text has no row of taps, so one extra token is generated and then dropped.
                 max_tokens=min(start.length + 1, self.engine.config.max_model_len) - len(prompt),
                 temperature=start.temperature,
                 seed=start.seed,

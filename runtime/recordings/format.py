@@ -1,4 +1,6 @@
-"""File format of recordings: the tensors of a shard, and the index of the shards and their common properties."""
+"""File format of recordings: the tensors of a shard; and the index, which lists the shards and contains their common
+properties.
+"""
 
 import hashlib
 import json

@@ -29,7 +29,7 @@ class FinishedSequence(NamedTuple):
     taps: list[Tensor]
     """Pieces [n, taps_size] of the taps, in order of position."""
     position: int
-    """Position in the text of the first row."""
+    """Position of the first row in the text."""
     prompt: list[int]
     """Tokens of the prompt, including tokens before `position`."""
     num_bytes: int
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False as long as nothing can be written."""
+        """Whether sequences can be written now."""
         ...
 
     def reserve(self, num_bytes: int) -> bool:
@@ -253,5 +253,5 @@ def may_be_kept(request: Request) -> bool:
 
 
 def is_sampled(request_id: str, share: float) -> bool:
-    """Whether a request belongs to the recorded share, decided by its id alone."""
+    """Whether a request belongs to the recorded share of the requests; the result depends on the request's id alone."""
     return hashed_share(request_id.encode()) < share

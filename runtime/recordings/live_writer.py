@@ -89,7 +89,7 @@ class LiveWriter:
 
     @property
     def is_open(self) -> bool:
-        """False as long as nothing can be written."""
+        """Whether sequences can be written now; False while recording is suspended."""
         return self.stats.stopped is None
 
     def reserve(self, num_bytes: int) -> bool:
@@ -171,7 +171,7 @@ class LiveWriter:
         try:
             self._forget()
             self._forgets = False
-        except Exception as error:  # any exception, because the libraries that write raise many classes
+        except Exception as error:  # any exception: the libraries that write files raise many classes
             self._stop(error, 0)
 
     def _forget(self) -> None:

@@ -137,7 +137,8 @@ class RecordingReader:
         return int(np.maximum(1, self._lengths // length).sum())
 
     def batch(self, step: int, batch_size: int, length: int) -> RecordingBatch:
-        """The windows from number `step * batch_size` on; a pure function of recording, seed and arguments.
+        """Reads `batch_size` windows, the first of which has the number `step * batch_size`. The result is a pure
+        function of recording, seed and arguments.
 
         In each epoch, each sequence is cut into windows beginning at a random offset, and the windows of all sequences
         are shuffled. A sequence shorter than `length` is one window.
@@ -153,8 +154,8 @@ class RecordingReader:
         """Weight of each token as a training target, float64 [vocab_size]: its number of occurrences plus the sum of
         its recorded probabilities.
 
-        Through the probabilities, tokens also have weight that did not occur in the recorded texts but could have
-        occurred.
+        Because of the probabilities, tokens that did not occur in the recorded texts but could have occurred have
+        weight too.
         """
         size = self.spec.vocab_size
         weights = torch.zeros(size, dtype=torch.float64)
@@ -231,7 +232,7 @@ class RecordingReader:
         if number not in self._open:
             try:
                 self._open[number] = safe_open(self._files[number], framework="pt")
-            except Exception as error:  # safetensors raises a class of its own, which is not an OSError
+            except Exception as error:  # safetensors' own exception class is not derived from OSError
                 raise RecordingError(f"{self._files[number]} cannot be read: {error}") from error
         return self._open[number]
 

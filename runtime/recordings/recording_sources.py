@@ -66,13 +66,13 @@ class TextSource(Protocol):
 
 
 class CorpusSource:
-    """Windows of a corpus: some windows are used completely; of the others only the beginning is used, which the
-    verifier continues.
+    """Windows of a corpus. Some windows are recorded as they are; of each other window only the beginning is kept, and
+    the verifier generates the rest.
 
     Args:
         documents: int64 [length] each, from `encode_documents`.
         length: tokens of every sequence.
-        own_share: share of the sequences of which the verifier writes the rest.
+        own_share: share of the sequences whose rest the verifier generates.
     """
 
     num_starts = None

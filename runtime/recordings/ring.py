@@ -1,8 +1,9 @@
-"""Bounded store of served rounds on disk: new shards are added, older shards are thinned out, expired ones removed.
+"""Bounded store of served rounds on disk: new shards are added, older shards are thinned out, and expired shards are
+removed.
 
-Every shard is a recording of its own, in folder `train` or, for a share of the prompts, in `held`, which is never
-trained on. If space is needed, a shard outside the newest quarter is drawn at random and removed, so that shards of all
-ages remain.
+Every shard is a recording of its own, in folder `train` or in folder `held`. The sequences of a fixed share of the
+prompts are stored in `held`, and no head is trained on them. If space is needed, a shard outside the newest quarter is
+drawn at random and removed, so that shards of all ages remain.
 """
 
 import errno
@@ -162,7 +163,7 @@ class RingWriter(LiveWriter):
             if sequences:
                 try:
                     self._write(held, sequences)
-                except Exception as error:  # any exception, because the libraries that write raise many classes
+                except Exception as error:  # any exception: the libraries that write files raise many classes
                     self.stats.num_dropped += len(sequences)
                     self._stop(error, waiting)
         self._pending = {False: [], True: []}

@@ -44,7 +44,9 @@ class Follower(NamedTuple):
     probability: float
     """Estimated probability; the probabilities of all followers sum to less than 1."""
     share: float
-    """Share of the context's occurrences, not counting those at the end of a text, in which this token followed."""
+    """Share of the context's occurrences in which this token followed; occurrences at the end of a text are not
+    counted.
+    """
     cursor: Cursor
     """Position of the context with this token appended."""
 
@@ -93,7 +95,9 @@ class SuffixAutomaton:
         return self._step(Cursor(state, length), token_id)
 
     def longest_followed(self, cursor: Cursor) -> Cursor:
-        """Cursor at the longest suffix of the context that has followers; the empty context if none has any."""
+        """Cursor at the longest suffix of the context that has followers; at the empty context if there is no such
+        suffix.
+        """
         state, length = self._normal(cursor)
         while not self._next[state] and state > _ROOT:
             state = self._link[state]

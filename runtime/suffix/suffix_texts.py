@@ -20,7 +20,7 @@ MIN_PROBABILITY = 0.01
 """Minimum estimated path probability of a drafted node."""
 TAIL_TOKENS = 8
 """Number of tokens before an output, or before a part of an output, that are added to the shared texts together with
-the output. With them, the output's beginning can also be matched.
+the output. With these tokens, the beginning of the output can be matched too.
 """
 MAX_SHARED_TOKENS = 1 << 17
 """Number of tokens of outputs, of running or finished requests, that are remembered. A token needs about 500 bytes."""
@@ -43,8 +43,8 @@ class SuffixLimits(NamedTuple):
     def levels(self, context_length: int) -> int:
         """Maximum levels of a draft after a context of this length.
 
-        The suffixes of the context match, too, and a shorter context may allow more levels; the maximum over all of
-        them is returned.
+        The suffixes of the context match too, and a shorter context may allow more levels, so the result is the maximum
+        over the context and all its suffixes.
         """
         factor = LEVELS_PER_TOKEN if self.max_spec_factor is None else self.max_spec_factor
         if self.max_tree_depth is None:

@@ -1,5 +1,5 @@
-"""Suffix automata in the engine's process, in addition to a drafter. Each round uses for each sequence the tree of
-which more is expected.
+"""Suffix automata in the engine's process, in addition to a drafter. In each round, each sequence uses the tree with
+the larger expected number of accepted tokens.
 
 A tree that continues earlier text (a text tree) needs no drafter. Its expected number of accepted tokens is the sum of
 its nodes' path probabilities, which are estimated from counts and corrected by the acceptance of earlier text trees.
@@ -28,7 +28,9 @@ MAX_TOKENS_PER_ROUND = 1024
 A longer prompt is added over several rounds, in which its sequence gets no text tree.
 """
 LOOK_ROUNDS = 2 * HOLD
-"""Number of rounds with text trees between two checks of whether these rounds were faster."""
+"""Number of rounds with text trees between two checks of `Speculation.text_pays`: whether these rounds took less time
+per token than the best other way of drafting.
+"""
 FIRST_ROUNDS = 6 * HOLD
 """Number of rounds after an engine's start in which the drafter is always used, so that its cost and acceptance are
 measured.
@@ -36,8 +38,8 @@ measured.
 NEWEST, NEWEST_OF_ALL = 1 / 8, 1 / 64
 """Weight of the latest drafter tree in the average of its sequence, and in the average of all sequences."""
 RETURNS = 1 / 32
-"""Share of its distance by which a sequence's average moves towards the average of all sequences in each round without
-a drafter tree.
+"""In each round without a drafter tree, a sequence's average moves towards the average of all sequences by this share
+of the difference between the two.
 """
 _EDGES = EDGES.tolist()
 
@@ -142,8 +144,8 @@ class SuffixBeside(TextDrafts):
         self._launched.clear()
 
     def _pause_unless_it_pays(self) -> None:
-        """Pause text trees for some rounds if rounds with text trees were slower. Each further pause is twice as long,
-        up to a maximum.
+        """Pause text trees for some rounds if rounds with text trees took more time per token than the best other way
+        of drafting. Each further pause is twice as long, up to a maximum.
         """
         self._num_rounds += 1
         if self._num_rounds % LOOK_ROUNDS == 0:

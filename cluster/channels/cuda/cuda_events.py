@@ -81,7 +81,7 @@ class DrafterEvents(DeviceEvents):
         super().__init__(runtime, device, [])
         self._words = words
         self._opened_of = 0
-        """`Word.ATTACHED` as written by the drafter whose events are open; 0 if none are."""
+        """`Word.ATTACHED` as written by the drafter whose events are open; 0 if no events are open."""
 
     def open(self) -> None:
         """Open the events of the attached drafter. Raises CudaError."""

@@ -190,13 +190,13 @@ class CudaIpcChannel:
 
     @staticmethod
     def attach(name: str, incarnation: int, device: torch.device, runtime: CudaRuntime | None = None) -> DrafterSide:
-        """Attach to the channel `name` as its drafter on `device`, which detaches any earlier incarnation.
+        """Attach to the channel `name` as its drafter, which runs on `device`. Any earlier incarnation is detached.
 
         `close` waits for the device, unmaps the block and destroys this process's events.
 
         Raises ChannelError if the channel does not exist, was created by another version or is of another kind, if
         `device` cannot reach the verifier's device or does not read the verifier's pattern there, if the verifier is
-        gone, or if `incarnation` is not larger than the attached one.
+        gone, or if `incarnation` is not larger than the attached drafter's.
         """
         segment = Segment.attach(name, KIND, host_bytes)
         if not PeerProcess(segment.words[Word.VERIFIER_PID], segment.words[Word.VERIFIER_START]).works():

@@ -63,7 +63,7 @@ class CudaRuntime:
         return torch.cuda.can_device_access_peer(device, peer)
 
     def shares_events(self, device: torch.device) -> bool:
-        """Whether other processes can open the device's events, which implies that they can open its memory."""
+        """Whether other processes can open the device's events. Such processes can also open the device's memory."""
         value = ctypes.c_int()
         attribute, index = ctypes.c_int(_IPC_EVENT_SUPPORT), ctypes.c_int(device.index)
         _call(device, "cudaDeviceGetAttribute", ctypes.byref(value), attribute, index)

@@ -53,14 +53,14 @@ class RemoteChannel:
 
     @staticmethod
     def attach(address: RemoteAddress, incarnation: int, device: torch.device | None = None) -> DrafterSide:
-        """Connect to the verifier as its drafter, which detaches any earlier incarnation.
+        """Connect to the verifier as its drafter. Any earlier incarnation is detached.
 
         Args:
             device: the drafter's GPU; None for a CPU.
 
         Raises:
             ChannelError: the other end does not answer, does not hold the secret or has another layout, or
-                `incarnation` is not larger than the attached one.
+                `incarnation` is not larger than the attached drafter's.
         """
         spec: ChannelSpec = pickle.loads(address.spec)
         # The GPU must have finished its copies out of these buffers before the next round fills them.

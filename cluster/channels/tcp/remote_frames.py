@@ -1,9 +1,10 @@
 """Packs the used part of a round's buffers into the body of a frame, and unpacks the body at the other end.
 
 Both ends have the same buffers as every other kind of channel, at fixed addresses. Fields of a few bytes per slot are
-sent whole, as raw bytes. A large field, such as hidden states or prompt chunks, is sent only as far as the round's
-header says that it is used. The token history and the block tables, which have a wide row for each slot, are sent as
-differences: new tokens of the history, which only grows within an epoch, and changed entries of the block tables.
+sent whole, as raw bytes. Of a large field, such as hidden states or prompt chunks, only the part that the round uses is
+sent; the counts in the round's header determine this part. The token history and the block tables, which have a wide
+row for each slot, are sent as differences: new tokens of the history, which only grows within an epoch, and changed
+entries of the block tables.
 """
 
 import numpy as np
@@ -76,7 +77,9 @@ class _Round:
         """Slots whose sampling rules are sent."""
 
     def count(self) -> None:
-        """Read from the small fields how far the buffers are used. Raises FrameError if a count exceeds its buffer."""
+        """Read from the small fields how many entries of each buffer are used. Raises FrameError if a count exceeds its
+        buffer.
+        """
         fields, spec = self.fields, self._spec
         header = RoundHeader(*fields["header"][: len(RoundHeader._fields)].tolist())
         for count in (header.num_decodes, header.num_chunks, header.num_proposals):
@@ -202,7 +205,9 @@ class OutcomeReceiver:
 
 
 class ReplyFrames:
-    """Packs and unpacks replies: the proposal slots' rows of trees, cut to the widest tree of the reply."""
+    """Packs and unpacks replies. A body contains the drafted trees of the reply's slots, each as wide as the widest
+    tree of the reply.
+    """
 
     def __init__(self, memory: ChannelMemory) -> None:
         self._spec = memory.spec

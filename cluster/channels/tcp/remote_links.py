@@ -26,7 +26,7 @@ _ROUND_MASK = (1 << ROUND_BITS) - 1
 
 
 class Link(ABC):
-    """Link of one end, with one connection at a time."""
+    """Link from one end of a channel to the other end; has at most one connection at a time."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         self.words = memory.words
@@ -70,7 +70,9 @@ class Link(ABC):
 
 
 class VerifierLink(Link):
-    """The verifier's link; each connection that replaces another is a drafter of a later incarnation."""
+    """The verifier's link. A drafter's connection is replaced only by the connection of a drafter of a later
+    incarnation.
+    """
 
     def __init__(self, memory: ChannelMemory) -> None:
         super().__init__(memory)
@@ -92,8 +94,8 @@ class VerifierLink(Link):
                 return
             code = self._judge(hello)
             if code == Code.WELCOME:
-                # Set before the drafter is answered, so that any process that the drafter notifies finds the drafter
-                # attached here.
+                # The incarnation is set before the answer is sent, so that any process that the drafter then notifies
+                # finds the drafter attached here.
                 self._latest = hello.incarnation
                 replaced, self._offered = self._offered, (hello.incarnation, Connection(sock, self._most))
             answer(sock, code, self._latest)

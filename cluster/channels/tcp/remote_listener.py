@@ -10,7 +10,7 @@ from wingbeat.cluster.channels.tcp.remote_handshake import HANDSHAKE_S, Hello, h
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 MOST_PENDING = 16
-"""Maximum number of connections that have not proved the secret yet; a further one closes the oldest."""
+"""Maximum number of connections that have not proved the secret yet; a further connection closes the oldest of them."""
 
 Admit = Callable[[socket.socket, Hello], None]
 """Called in its own thread with an authenticated socket, which the callee owns from then on."""

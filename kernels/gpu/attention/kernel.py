@@ -28,8 +28,8 @@ from wingbeat.kernels.launching import wait_for_launch
         "most_splits",
         "least_keys",
     ],
-    # Tables and batches may begin at any address. Without this option Triton would compile a variant for each
-    # alignment, which would stall a round for seconds.
+    # Tables and batches may begin at any address. Without the next option Triton would compile a variant for each
+    # alignment, and the compilation would stall a round for seconds.
     do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr", "lse_ptr"],
 )
 def tree_attention_kernel(

@@ -87,7 +87,7 @@ def _attend_tile(
 
 @triton.jit
 def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.constexpr):
-    """bool [BLOCK_ROWS, BLOCK_KEYS]: mask bits of new keys from `first` on.
+    """bool [BLOCK_ROWS, BLOCK_KEYS]: mask bits of the new keys that begin at index `first`.
 
     Keys before new key 0 are committed, hence visible.
 
@@ -207,8 +207,8 @@ def attend_rows(
 
     If the request has several splits, the results and their log-sum-exp are written to the partial results.
 
-    ALIKE visits a node's keys in the order of their positions on its own path, so that a row has the same bits as it
-    would have as the root of a later round.
+    ALIKE visits a node's keys in the order of their positions on the node's path. A node's row therefore has the same
+    bits in a tree as in a later round in which the node's token is the root.
     """
     # Row tiles after the first find their head's keys in the L2 cache.
     row_tile = unit % num_row_tiles

@@ -16,8 +16,8 @@ _MIN_TILES_PER_SPLIT = 2
 # the others are then split further. If the first splits fill a fraction of the device, this number is multiplied by the
 # fraction. Tuned on an H100.
 _KEYS_OF_A_FULL_DEVICE = 2048
-# Number of programs for further splits, as a multiple of the number that fills the device. With fewer programs the
-# device waits for the last ones; with more, many programs have no work when requests are short.
+# Number of programs for further splits, as a multiple of the number that fills the device. With fewer programs, most of
+# the device waits while the last programs run; with more programs, many programs have no work when requests are short.
 _DEVICES = 4
 # Number of programs of a merge. All of them are launched; programs whose requests are not split return at once.
 _MERGING = 4096
@@ -121,9 +121,8 @@ def split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOC
 def _further_splits(
     first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr
 ):
-    """int32 [_BLOCK_REQS]: number of splits besides the first, for the requests from `first` on.
-
-    0 past the last request.
+    """int32 [_BLOCK_REQS]: number of splits besides the first, for the requests that begin at index `first`; 0 past the
+    last request.
     """
     reqs = first + tl.arange(0, _BLOCK_REQS)
     context = tl.load(context_ptr + reqs, mask=reqs < num_reqs, other=0).to(tl.int32)
@@ -176,8 +175,8 @@ def find_further_split(
             ),
             0,
         )
-        # Requests of this block whose last split comes before the item. Skipped once the item's request is found: `req`
-        # then differs from `first`.
+        # Skip the requests of this block whose last split comes before the item. Once the item's request is found,
+        # `req` differs from `first`, and later blocks skip nothing.
         before = (ends <= item) & (req == first)
         req += tl.sum(before.to(tl.int32), 0)
         item -= tl.max(tl.where(before, ends, 0), 0)
@@ -212,9 +211,8 @@ def merge_splits_kernel(
     BLOCK_SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Merges the splits of requests that have several.
-
-    A single split's result was already written by the attention kernel.
+    """Merges the splits of requests that have several splits. For other requests the attention kernel has already
+    written the result.
     """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)

@@ -154,7 +154,7 @@ def _search_kernel(
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
         keys = sortable(values)
         digits = keys >> shift
-        # Shifted in two steps, because a shift by all 32 bits is undefined.
+        # Keys are shifted in two steps, because a shift by all 32 bits is undefined.
         matching = mask & ((digits >> DIGIT_BITS) == wanted)
         if MASS:
             matching = matching & (keys >= lowest)
@@ -211,7 +211,7 @@ def _filter_kernel(
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
     floor = tl.load(edges + row * 2)
     # Among tokens whose key equals the floor, top-p removes the tokens with the lowest ids. If `nucleus` found the
-    # floor, these are all ids up to `last_removed`, else the first `num_removed` tokens.
+    # floor, all ids up to `last_removed` are removed, else the first `num_removed` tokens.
     last_removed = tl.full([], -1, dtype=tl.int64)
     num_removed = tl.full([], 0, dtype=tl.int64)
     num_equal = tl.full([], 0, dtype=tl.int64)
@@ -227,7 +227,7 @@ def _filter_kernel(
                 each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
                 num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
                 # A bin of the last digit holds equal keys, so the bin's mass divided by the mass of one key is the
-                # number of equal keys. Only the bins of earlier shares are summed.
+                # number of equal keys. Only the shares before this program's share are summed.
                 before = tl.arange(0, SPLITS)
                 last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
                 masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)

@@ -28,7 +28,7 @@ def weight_of(values, largest):
 def mass_of(weights, SCALE: tl.constexpr):
     """Converts weights in 0..1 to fixed-point int64.
 
-    The rounding error of one mass is below 2**-44, so that of a sum of 2**18 masses is below 2**-26.
+    The rounding error of one mass is below 2**-44. The error of a sum of 2**18 masses is therefore below 2**-26.
     """
     return (weights * SCALE + 0.5).to(tl.int64)
 
@@ -56,7 +56,9 @@ def nucleus_limit(top_p):
 
 @triton.jit
 def num_outside(below, each, total, limit, ID_BITS: tl.constexpr):
-    """Number of tokens with equal scores that top-p removes: each has mass `each`, above the mass `below`."""
+    """Number of tokens that top-p removes among tokens with equal scores. Each of these tokens has mass `each`; all
+    tokens with lower scores together have mass `below`.
+    """
     found = tl.full([], 0, dtype=tl.int64)
     for bit in tl.static_range(ID_BITS):
         more = found + (1 << (ID_BITS - 1 - bit))

@@ -1,9 +1,9 @@
 """Token choice on a GPU; the reference is `sampling`.
 
 Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`scores`). Filtered
-rows are kept in float32; top-p's edge is found among the tokens that top-p may keep (`nucleus`); other edges are
-searched (`filter`). Each row is shared by as many programs as fill the device, and gets the same token in any batch.
-Launches depend on shapes and flags alone.
+rows are stored in float32. Top-p's edge is found among the tokens that top-p may keep (`nucleus`); all other edges are
+searched for among all tokens (`filter`). Each row is shared by as many programs as fill the device, and gets the same
+token in any batch. Launches depend on shapes and flags alone.
 """
 
 import torch
@@ -26,7 +26,7 @@ def process_logits(
     processors: LogitProcessors | None,
     listed_only: bool = False,
 ) -> Tensor:
-    """Runs `sampling.process_logits`: one launch; with filters twenty-one, or with `listed_only` five."""
+    """Runs `sampling.process_logits`: one launch; with filters 21 launches, or 5 launches if `listed_only` is set."""
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)

@@ -35,7 +35,7 @@ def _has_list(temperature, top_k, top_p, TOP_K_ALONE: tl.constexpr):
 
 @triton.jit
 def _bound_of_top_k(maxima, row, num_splits, top_k, temperature, SPLITS: tl.constexpr):
-    """Estimates, from the maxima of a row's shares, a score that at least about top_k tokens of the row reach."""
+    """Estimates, from the maxima of a row's shares, a score that about `top_k` tokens of the row, or more, reach."""
     at = tl.arange(0, SPLITS)
     there = at < num_splits
     peaks = tl.load(maxima + row * num_splits + at, mask=there, other=float("-inf"))
@@ -185,12 +185,12 @@ def _edge_kernel(
 def find_nuclei(
     rows: Rows, workspace: SamplingWorkspace, shares: Shares, scale: float, id_bits: int, *, top_k_alone: bool = False
 ) -> None:
-    """Writes `edges` of the rows whose list contains the edge; -1 for the others.
+    """Writes `edges` of the rows whose list contains the edge; writes -1 for all other rows.
 
     Args:
         scale: fixed-point scale of masses.
         id_bits: bits of the vocabulary size.
-        top_k_alone: lists rows that have top-k without top-p, too.
+        top_k_alone: whether rows that have top-k but not top-p are listed too.
     """
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
     parameters = (workspace.maxima, rows.temperatures, rows.top_ks, rows.top_ps)

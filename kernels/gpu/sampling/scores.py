@@ -116,7 +116,7 @@ def _scale_kernel(
         ids = start + lanes
         mask = ids < vocab_size
         values = tl.load(logits + row * logits_stride + ids, mask=mask, other=float("-inf")).to(tl.float32)
-        # The outer condition is decided at compile time, the inner one per row.
+        # The outer condition is evaluated at compile time, the inner condition for each row.
         if HAS_BIAS:  # noqa: SIM102
             if bias_row >= 0:
                 values += tl.load(bias_table + bias_row * vocab_size + ids, mask=mask, other=0.0)

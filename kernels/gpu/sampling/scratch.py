@@ -17,7 +17,7 @@ NUM_DIGITS = tl.constexpr(8)
 _TILE = 1024
 _SEARCH_TILE = 512
 # Number of programs that fill a large GPU twice; and the maximum number of programs that share a row, which is bounded
-# because each of them reads the results of all.
+# because each of these programs reads the results of all of them.
 _NUM_PROGRAMS = 264
 _MAX_SPLITS = 128
 _LISTED = 2048

@@ -141,7 +141,7 @@ def _merge_shares_kernel(
         chosen = tl.where(here, tl.sum(tl.where(lanes == at, ids, 0), axis=0), chosen)
         scores = tl.where(lanes == at, float("-inf"), scores)
     wanted = places < top_k
-    # A row of NaN has no best candidate and may select any lane, so the id is clamped to one that exists.
+    # A row of NaN has no best candidate, and any lane may be selected. The id is therefore clamped to an existing id.
     chosen = tl.minimum(chosen, vocab_size - 1)
     tl.store(out_token_ids + row * top_k + places, tl.load(draft_token_ids + chosen, mask=wanted), mask=wanted)
     tl.store(out_log_probs + row * top_k + places, best - log_total, mask=wanted)
