@@ -95,7 +95,7 @@ class DraftStages:
         pool: the drafter's KV pool; its addresses must not change.
         graph_device: captures the stages.
         reads_history: whether `commit` needs the token at each decode's first position.
-        moves: whether RoPE positions of a sequence may differ from its positions.
+        moves: whether the RoPE positions of a sequence's tokens may differ from the tokens' positions.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ from wingbeat.runtime.protocol.messages import Outcome, TreeReply
 LEAST_S = 0.15
 """Shortest bound of a wait, in seconds."""
 TIMES_USUAL, MOST_BOUNDS = 2.0, 4.0
-"""`TIMES_USUAL`: bound of a wait, as a multiple of the usual answer time. `MOST_BOUNDS`: largest time that a late
-answer adds to the moving average, as a multiple of that bound.
+"""`TIMES_USUAL`: bound of a wait, as a multiple of the usual answer time. `MOST_BOUNDS`: upper limit of the time with
+which a late answer enters the moving average, as a multiple of that bound.
 """
 WEIGHT = 1 / 8
 """Weight of the latest answer in the moving average of answer times."""

@@ -102,7 +102,7 @@ class OutcomeWriter:
         has_masks: int = 0,
         sampling_rules: int = 0,
     ) -> None:
-        """Makes the queued copies, writes the slots for which trees are requested, and writes the header.
+        """Runs the queued copies, writes the slots for which trees are requested, and writes the header.
 
         The arguments are fields of `RoundHeader`.
         """
@@ -140,7 +140,7 @@ def as_numbers(tensor: Tensor) -> np.ndarray:
 
 
 class DeferredPairs:
-    """Buffers of pairs kept back while no trees are requested, so that the drafter is notified once in many rounds.
+    """Buffers of pairs kept back while no trees are requested, so that the drafter gets one message for many rounds.
 
     A pair is the taps at a position and the token after that position. A round's pairs can be kept back if the host can
     count the round's tokens: if all its trees are bare roots, or if the round is settled. Each slot has one row of

@@ -42,7 +42,7 @@ class EagerRounds:
         Args:
             trees: one tree per decode; None for bare roots.
             num_nodes: number of nodes of each tree to verify, if trees are pruned on the device.
-            masks: future from `TokenMasks.started`; this method returns only once the future is done.
+            masks: future from `TokenMasks.started`; this method waits until the future is done.
         """
         evidence = None
         if self.pruner is not None:

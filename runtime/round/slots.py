@@ -96,7 +96,8 @@ class SlotState:
         return copies
 
     def forget_published(self) -> None:
-        """Makes the next `publish` copy all columns: the drafter has new buffers, perhaps at the same addresses."""
+        """Makes the next `publish` copy all columns; called when the drafter has new buffers, perhaps at old
+        addresses."""
         self._written.clear()
 
     def load(self, plan: SchedulerOutput) -> DecodeRows:
