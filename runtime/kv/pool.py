@@ -87,7 +87,7 @@ class KVCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a zero tensor on a device; on the host, its pages use memory only once written."""
+    """Returns a zero tensor on a device; on the host, a page takes physical memory only after a write to that page."""
     return mapped_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 

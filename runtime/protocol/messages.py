@@ -37,8 +37,8 @@ class ChannelSpec:
     """Whether the drafter keeps state for each committed position and must therefore receive every position; see
     `DrafterNeeds`."""
     vocab_size: int = 0
-    """Vocabulary size of the verifier; 0 if masks of allowed tokens are never sent; with overlapping rounds, the host
-    gets the roots too late to compute masks.
+    """Vocabulary size of the verifier; 0 if masks of allowed tokens are never sent, as with overlapping rounds, where
+    the host gets the roots too late to compute masks.
     """
     embedding_width: int = 0
     """Width of the embeddings of prompt spans; 0 if embeddings are not sent."""

@@ -13,7 +13,7 @@ class Chunk(NamedTuple):
     start: int
     length: int
     samples: bool = False
-    """Whether the chunk reaches the end of the sequence, so that the next token is sampled from its last row."""
+    """Whether the chunk reaches the end of the sequence, so that the chunk's last row samples the next token."""
     replay: bool = False
     """Whether the chunk only recomputes hidden states for the drafter, without changing the KV cache or the tokens."""
 
@@ -89,7 +89,7 @@ class SchedulerOutput(NamedTuple):
 
     @property
     def adds_nodes(self) -> bool:
-        """Whether the host may add nodes to the trees: forced tokens of a grammar, or continuations of earlier text."""
+        """Whether the host may add nodes to the trees: tokens forced by a grammar or copied from earlier text."""
         return self.is_masked or any(seq.draft.text_tree is not None for seq in self.decodes)
 
     @property

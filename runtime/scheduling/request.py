@@ -148,7 +148,7 @@ class SamplingParams:
     """Number of most likely tokens whose log-probabilities are reported, in addition to the chosen token's; None
     reports none."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, but for the prompt's tokens from the second token on."""
+    """As `logprobs`, but for all prompt tokens except the first."""
     priority: int = 0
     """Requests of higher priority are admitted first and preempted last."""
     cache_salt: str = ""
@@ -170,10 +170,10 @@ class SamplingParams:
             object.__setattr__(self, "temperature", 0.0)
 
     def check(self) -> None:
-        """Raises ValueError, beginning with the field's name, for a field that is out of range.
+        """Raises ValueError for a field that is out of range; the message begins with the name of that field.
 
-        Values within range can be stored in the tensors into which they are copied, so no request's numbers can make a
-        batch fail.
+        A value within range can be stored in the tensor into which the value is copied, so that no request's values
+        make a batch fail.
         """
         for name, kind, low, high, allowed in _RANGES:
             value = getattr(self, name)
@@ -317,7 +317,7 @@ class VerifiedRound(NamedTuple):
     tree_parents: tuple[int, ...] = ()
     """Index of each node's parent, which is smaller than the node's own index; -1 for the root."""
     accepted_nodes: tuple[int, ...] = ()
-    """Indices of the accepted nodes, by depth from depth 1 on."""
+    """Indices of the accepted nodes, in order of depth; the first index is that of the node at depth 1."""
     plain_reason: str = ""
     """Reason for decoding without a tree; empty if there is a tree. See `runtime.engine.round_counts`."""
 
@@ -338,11 +338,12 @@ class RequestOutput(NamedTuple):
     not a complete answer.
     """
     is_refusal: bool = False
-    """Whether the request's content caused `failure`, whose text then begins with the name of the field."""
+    """Whether the request's content caused `failure`. The text of `failure` then begins with the name of the request's
+    field at fault."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """Log-probabilities of the new tokens, if requested."""
     prompt_logprobs: Sequence[TokenLogprob] = ()
-    """Log-probabilities of the prompt's tokens from the second on; set on the first output, if requested."""
+    """Log-probabilities of all prompt tokens except the first; set on the first output, if requested."""
     report: bytes = b""
     """Report on the prompt; set on the first output, if the request has a `report`."""
     rounds: tuple[VerifiedRound, ...] = ()

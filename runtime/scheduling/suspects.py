@@ -1,6 +1,6 @@
 """Sequences suspected of making a round raise or an engine die.
 
-Each such sequence runs alone until it is past that round.
+Each such sequence runs alone until the sequence has more tokens than at the failure.
 """
 
 import math

@@ -51,7 +51,7 @@ class Packed(Protocol):
 
 
 class FewRows(Protocol):
-    """Computes a linear layer's matrix product for few rows, with a kernel that is faster than the library."""
+    """Computes a linear layer's matrix product for few rows, with a kernel that is faster than the library's kernel."""
 
     def takes(self, num_rows: int) -> bool:
         """Whether the kernel is used for `num_rows` rows."""

@@ -88,7 +88,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _cut_config(model: PreTrainedModel, num_layers: int, count: int) -> None:
-    """Changes the model's config, for `num_layers` layers, to describe only the first `count` layers."""
+    """Makes the config of a model with `num_layers` layers describe only the model's first `count` layers."""
     config = model.config.get_text_config()
     config.num_hidden_layers = count
     for name, value in list(vars(config).items()):
