@@ -282,7 +282,7 @@ class EngineConfig(SettingsOfParts):
     max_num_batched_tokens: int = PROMPT_TOKENS["cpu"]
     """Maximum number of prompt tokens computed per round; tokens of running sequences' trees are not counted."""
     lower_max_num_batched_tokens: bool = False
-    """Whether max_num_batched_tokens is lowered, on a GPU, if the memory of such a round is needed for KV
+    """Whether max_num_batched_tokens is lowered, on a GPU, if memory for rounds of that size is needed for KV
     (`fit_to_memory`)."""
     block_size: int = 16
     """Number of tokens per KV block."""

@@ -309,7 +309,7 @@ class SpeculationPolicy:
         return self._until_probe <= 1
 
     def overdue(self) -> bool:
-        """Whether a probe has waited too long for a sequence to draft for; if so, the wait starts again."""
+        """Whether a probe has waited too long for a sequence that can get drafts; if so, the wait starts again."""
         if self._until_probe > -FORGET_ROUNDS:
             return False
         self._until_probe = 0

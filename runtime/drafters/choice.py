@@ -32,7 +32,8 @@ _HUB = "its name on the Hugging Face hub as 'org/name[@revision]'"
 _OTHERS = f"or {_HUB}" if _CLASS is None else f"{_HUB}, or your own class as 'module.path.ClassName'"
 ALLOWED = f"{', '.join(map(repr, NAMES))}, the folder of {_FOLDERS}, {_OTHERS}"
 CHECKPOINT = "checkpoint"
-"""Kind of a choice that is a folder. The folder's files decide later whether the drafter is a head or a draft model."""
+"""Kind of drafter of a choice that names a folder. The folder's files decide later whether the drafter is a head or a
+draft model."""
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 

@@ -81,8 +81,8 @@ class Committed(NamedTuple):
 CommitFunction = Callable[[DecidedRows, Tensor], None]
 """Function (decodes, block tables by slot) that commits the decoded tokens."""
 DraftFunction = Callable[[DecidedRows, Roots, Tensor], TokenTree]
-"""Function (decodes, roots, block tables by slot) -> trees that commits the decoded tokens, then grows a tree from each
-root. The slot of every non-padding decode is also the slot of a root."""
+"""Function (decodes, roots, block tables by slot) -> trees. The function commits the decoded tokens, then grows a tree
+from each root. The slot of every non-padding decode is also the slot of a root."""
 
 
 class DraftStages:

@@ -58,7 +58,7 @@ class Phase:
 
 
 class RoundClock(RoundObserver):
-    """Times the phases of an engine's rounds; each phase is a context manager, as in `with clock.schedule:`."""
+    """Measures the time of each phase of an engine's rounds; a phase is a context manager: `with clock.schedule:`."""
 
     def __init__(self) -> None:
         self.traces: list[Any] = []
@@ -190,7 +190,7 @@ class _Running:
 
 
 class RequestClock(RoundObserver):
-    """Times an engine's requests, in the engine's thread; requests that `arrived` was not called for are ignored.
+    """Measures times of an engine's requests, in the engine's thread; requests without a call of `arrived` are ignored.
 
     Args:
         clock: monotonic time in seconds.

@@ -1,4 +1,5 @@
-"""Writes the data of a round that the drafter receives. No other module writes an `Outcome` or its tables by slot.
+"""Writes the data of a round that the drafter receives. No other module writes an `Outcome` or the outcome's tables
+that are indexed by slot.
 
 An `Outcome` holds context (prompt chunks, replays, recorded prefixes, deferred pairs), accepted paths, and the
 sequences for which trees are requested, with the grammar masks of the tokens after the roots.
@@ -27,7 +28,9 @@ Advance = Callable[[Sequence, int], None]
 
 
 class OutcomeWriter:
-    """Writer of one round. The caller adds any number of chunks, and decodes at most once, then calls `finish`.
+    """Writes the outcome of one round.
+
+    The caller adds any number of chunks, calls `decodes` at most once, and then calls `finish`.
 
     Args:
         outcome: buffers that were acquired and are not yet published.

@@ -1,8 +1,8 @@
 """Ownership and prefix cache of paged KV blocks; bookkeeping only, no tensors.
 
-The same block ids index the verifier's and the drafter's KV, so one allocator serves both, and a prefix that is cached
-here is also cached in the drafter as far as the drafter has filled its blocks. Requests are not handled here: callers
-keep the block tables.
+The same block ids index the verifier's and the drafter's KV, so one allocator serves both. A prefix that is cached here
+is cached in the drafter too, up to the last position that the drafter has filled. Requests are not handled here:
+callers keep the block tables.
 """
 
 from collections import Counter, OrderedDict

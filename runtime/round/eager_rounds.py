@@ -1,4 +1,5 @@
-"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and for rounds that no graph holds."""
+"""Rounds without CUDA graphs, in unpadded shapes: rounds on CPUs, without decodes, or of a shape that is not
+captured."""
 
 import time
 from concurrent.futures import Future

@@ -261,7 +261,7 @@ class Feature:
     kind: type = type(None)
     """Type of the feature's column, and its key in `Rows.columns`."""
     of_chunks = False
-    """Whether the feature concerns prompt chunks alone. Such a feature is skipped in batches without chunks, and
+    """Whether the feature concerns only prompt chunks. Such a feature is skipped in batches without chunks, and
     `entered` is called only if the batch has its column."""
     captures = True
     """Whether prompt chunks can be captured with this feature; decodes are captured with every feature."""

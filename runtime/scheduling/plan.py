@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the chunk's rows are text tokens alone, without spans, reports or prompt log-probabilities."""
+        """Whether all rows of the chunk are text tokens without a report and without prompt log-probabilities."""
         return not (self.seq.request.spans or self.prompt_targets() or self.report)
 
     @property

@@ -130,7 +130,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    """Penalty on tokens of the prompt and the output; presence and frequency penalties apply to output tokens alone."""
+    """Penalty on tokens of the prompt and the output; presence and frequency penalties apply only to output tokens."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs of a token id and the value added to that token's logit."""
     allowed_token_ids: tuple[int, ...] = ()
@@ -143,7 +143,7 @@ class SamplingParams:
     min_tokens: int = 0
     """Number of tokens to generate before an end-of-sequence token or a token of `stop_token_ids` is allowed."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the request, also with `ignore_eos`."""
+    """Tokens that end the request, even if `ignore_eos` is set."""
     logprobs: int | None = None
     """Number of most likely tokens whose log-probabilities are reported, in addition to the chosen token's; None
     reports none."""
@@ -217,7 +217,7 @@ class SamplingParams:
 
     @property
     def may_leave_nothing(self) -> bool:
-        """Whether the fields together may forbid every token at some position; the answer ends at such a position."""
+        """Whether the fields combined may forbid every token at some position; the answer ends at such a position."""
         return self.grammar is not None and bool(
             self.allowed_token_ids or self.bad_words or self.min_tokens or self.banned_first
         )
@@ -267,8 +267,8 @@ class Request:
     """Tokens that another engine has already generated for the request; `max_tokens` and `min_tokens` count these
     tokens too."""
     alone: bool = False
-    """Whether engines have died while running this request: such a request runs alone until it has generated more than
-    `ALONE_TOKENS` tokens."""
+    """Whether engines have died while they ran this request. Such a request runs without other requests until it has
+    generated more than `ALONE_TOKENS` tokens."""
     variant: Variant | None = None
     """Variant of the model to run with; None for the base model."""
     spans: tuple[PromptSpan, ...] = field(default=(), compare=False)

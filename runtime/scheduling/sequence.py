@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DraftProgress:
-    """Drafting state of a sequence; written by the drafter client alone."""
+    """Drafting state of a sequence; only the drafter client writes this state."""
 
     followed: bool = False
     """Whether the drafter receives this sequence's tokens; if not, the fields below have no meaning."""

@@ -83,8 +83,8 @@ class OpsSwap(Swap):
 
     def __init__(self, ops: LayerOps, division: Division | None) -> None:
         self.ops, self._division = ops, division
-        # Attention alone is not swapped in a divided model, because the output projection needs a sum across
-        # processes, which the projection's own module computes.
+        # In a divided model, an attention module is not swapped without its layer, because the output projection needs
+        # a sum across processes, which only the projection's own module computes.
         self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:

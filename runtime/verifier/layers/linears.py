@@ -100,7 +100,7 @@ class PackableLinear(Packable, nn.Linear):
 
     @property
     def is_writable(self) -> bool:
-        """Whether arbitrary new weights can be written into the layer; a packed form may not be able to hold them."""
+        """Whether arbitrary new weights can be written into the layer; some packed forms cannot hold every weight."""
         return self.packed is None
 
     def write(self, weight: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Tests a prepared model in engine batches against transformers with eager attention.
+"""Compares a prepared model, run in an engine's batches, with transformers' eager attention.
 
-Two sequences of different lengths go through the engine's batches and paged cache: prompts in uneven chunks, one chunk
-together with the other sequence's decode, plain steps, then trees with siblings at two depths. Every row of logits is
-compared with the reference (`wingbeat.runtime.verifier.loading.reference`).
+Two sequences of different lengths go through the engine's batches and paged cache: prompts in uneven chunks (one of
+them in a round in which the other sequence decodes), plain steps, then trees with siblings at two depths. Every row of
+logits is compared with the reference (`wingbeat.runtime.verifier.loading.reference`).
 """
 
 from dataclasses import replace
