@@ -76,7 +76,7 @@ class TextWorth:
 
 
 class SpeculationPolicy:
-    """Decides on the drafts of one engine; a decision computes with a few small arrays on the host.
+    """Decides how one engine drafts; a decision takes only computations on a few small arrays on the host.
 
     Args:
         costs: predictions of the duration of rounds.

@@ -60,7 +60,7 @@ class DecidedRows(NamedTuple):
 
 
 class PassRows(NamedTuple):
-    """Inputs of both stages: the fields of `DecidedRows`, and the slots that request a tree."""
+    """Inputs of the captured stages: the fields of `DecidedRows`, and the slots that request a tree."""
 
     slots: Tensor
     """int64 [num_reqs, 2]: slot of the decode, and slot of the tree, which may be another slot; padding has the spare

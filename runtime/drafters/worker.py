@@ -63,7 +63,7 @@ class DraftWorker:
         self._watch = PassWatch(drafter)
         self._next_head: OfferedHead | None = None
         self._trial: OfferedHead | None = None
-        """Head that is being swapped in, or that has not answered a round yet; else None."""
+        """Head that is being swapped in or has not yet answered a round; None if there is no such head."""
 
     def attach(self, name: str, end: DrafterEnd) -> None:
         """Serve the verifier at the other end of this channel from the next pass on.

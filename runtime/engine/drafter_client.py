@@ -326,7 +326,7 @@ class DrafterClient(RoundObserver):
         ]
 
     def _held(self, before: RoundInFlight, now: SchedulerOutput) -> list[Sequence]:
-        """Returns sequences of `before` (tokens on the host) that do not run in `now` and could use a tree."""
+        """Returns sequences of the round `before` that do not run in the round `now` and could use a tree."""
         new, plan = before.tokens_by_slot(), before.plan
         running = {id(seq) for seq in (*now.decodes, *(chunk.seq for chunk in now.chunks))}
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks)]

@@ -18,7 +18,7 @@ RESERVED_BLOCK = 0
 class KeptBeside(Protocol):
     """Tensors such as recurrent states, kept for some prefixes in addition to keys and values.
 
-    The key is the last block's hash.
+    The tensors of a prefix are stored under the hash of the prefix's last block.
     """
 
     num_rows: int

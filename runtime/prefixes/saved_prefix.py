@@ -1,4 +1,4 @@
-"""Named prefix, as engines, replicas and routers exchange it."""
+"""A saved prefix with its name, in the form in which engines, replicas and routers exchange prefixes."""
 
 import re
 from typing import NamedTuple

@@ -24,7 +24,7 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class Pieces(NamedTuple):
-    """Empty inputs and outputs of a captured pass; all its data is in `ChunkBuffers`."""
+    """Inputs and outputs of a captured pass; has no fields, because all data of the pass is in `ChunkBuffers`."""
 
 
 class PromptGraphs:

@@ -58,7 +58,7 @@ class RequestTooExpensive(Exception):
 
 
 class Variant(NamedTuple):
-    """Variant of the served model (an adapter), as requests name it."""
+    """Variant of the served model, such as an adapter, that a request names."""
 
     name: str
     """Name that clients pass as `model`."""
@@ -81,7 +81,7 @@ class GrammarSpec(NamedTuple):
 
 
 class PromptReport:
-    """Report on a prompt whose request gets no answer, such as a score or an embedding.
+    """Report, such as a score or an embedding, on the prompt of a request that gets no answer.
 
     A `Feature` computes the report's values chunk by chunk.
     """

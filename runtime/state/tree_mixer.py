@@ -113,7 +113,7 @@ class TreeView:
 
 
 class _Recurrence(NamedTuple):
-    """Name of a transformers function, and its replacement over trees."""
+    """Name of a function of transformers, and the function that replaces it in passes over trees."""
 
     name: str
     over_trees: Callable

@@ -274,7 +274,7 @@ class FusedLayer(SwappedLayer, Joined):
 class FusedNorm(Joined):
     """A norm outside fused layers that is computed with the functions of `LayerOps`.
 
-    Single module objects are given this class, so modules that are created later are not fused.
+    The class is assigned to existing module objects, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None

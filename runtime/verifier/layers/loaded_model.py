@@ -205,7 +205,7 @@ class LoadedModel:
 def features_of(
     loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
 ) -> tuple[Feature, ...]:
-    """Returns the features of an engine with this model."""
+    """Returns the features that an engine with this model adds to its batches."""
     found: list[Feature] = [*(feature(loaded) for feature in hooks("feature")), *loaded.own_features]
     found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
     return tuple(found)

@@ -81,7 +81,8 @@ def exact_copy(model: PreTrainedModel, attention: list[LayerAttention]) -> tuple
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Returns a float32 copy of a tensor; the placeholder of a packed weight stays a single expanded number."""
+    """Returns a float32 copy of a tensor; the copy of a packed weight's placeholder is again one number, expanded to
+    the weight's shape."""
     if tensor.untyped_storage().nbytes() < tensor.nbytes:
         return tensor.data[(0,) * tensor.ndim].float().expand(tensor.shape)
     return tensor.data.to(torch.float32, copy=True) if tensor.dtype in HALVES else tensor.data.clone()
