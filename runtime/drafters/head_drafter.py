@@ -54,7 +54,7 @@ class HeadDrafter(StagedDrafter):
         if self.graph_stats is not None and self.device.type != "cpu":
             others = tensors_of(head.head)
             for name, tensor in tensors_of(self.head).items():
-                # the pointers are equal if both heads use the verifier's tensor
+                # the pointers are equal if the old and the new head use the verifier's tensor
                 if tensor.data_ptr() != others[name].data_ptr():
                     tensor.copy_(others[name])
             return

@@ -156,7 +156,8 @@ def _seconds() -> Histogram:
 
 @dataclass
 class RequestTimes:
-    """Times and counts over an engine's requests. Aborted requests are counted in the phases that they completed."""
+    """Durations and counts, summed over an engine's requests. An aborted request counts in each phase that ended before
+    the abort."""
 
     num_prompt_tokens: int = 0
     """Number of prompt tokens of requests that produced a token; tokens found in the prefix cache are included."""

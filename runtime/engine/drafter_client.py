@@ -123,7 +123,7 @@ class DrafterClient(RoundObserver):
             self.admit(seq)
 
     def detach(self) -> None:
-        """Decodes without drafts from the next round on."""
+        """Detaches the drafter; from the next round on, the engine decodes without drafts."""
         self._end = self._late_end = None
         self._forget_asked()
         self.state = DrafterState.NONE

@@ -335,7 +335,8 @@ def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight,
         steps: 1, 2, .. on the device; None on the host, where numpy needs no such tensor.
     """
     if plan.decodes:
-        # Columns past num_tokens are written too, because the next round overwrites these columns before they are read.
+        # Columns past num_tokens are written too, without harm: the next round overwrites these columns before any
+        # read.
         paths, device, last = flight.decodes, history.device, history.shape[1] - 1
         if steps is None:
             token_ids = paths.token_ids.numpy()

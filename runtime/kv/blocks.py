@@ -231,8 +231,8 @@ class BlockManager:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference to each block of a table; blocks without references become free.
 
-        The last block is freed first, so that the first blocks are evicted last, because a prefix is useful without its
-        continuation.
+        Blocks are freed from the last to the first, so that the first blocks are evicted last. A prefix is useful
+        without its continuation, but a continuation is useless without its prefix.
 
         Raises:
             IntegrityError: a block is not live.

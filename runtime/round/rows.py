@@ -191,7 +191,8 @@ class Pruner(Protocol):
         ...
 
     def verified_nodes(self, evidence: Tensor, num_nodes: int) -> Tensor:
-        """Index before pruning of each verified node: int64 [num_reqs, num_nodes]; padding is the last drafted node."""
+        """Index that each verified node had before pruning: int64 [num_reqs, num_nodes]; padding is the last drafted
+        node."""
         ...
 
 

@@ -149,7 +149,7 @@ class SlotState:
         self._num_changes["position_deltas"] += 1
 
     def _append_blocks(self, seqs: list[Sequence]) -> None:
-        """Writes blocks that sequences got since the last call into the rows of `block_tables`."""
+        """Writes into `block_tables` the blocks that sequences got since the last call."""
         slots: list[int] = []
         columns: list[int] = []
         blocks: list[int] = []

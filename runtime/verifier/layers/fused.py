@@ -322,8 +322,8 @@ _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 class FusedRotary(nn.Module):
     """Rotary embedding that computes cosines and sines in one step.
 
-    If the module's forward takes a layer type, the angles depend on that type. Single module objects are given this
-    class, so modules that are created later are not fused.
+    If the module's forward takes a layer type, the angles depend on that type. The class is assigned to existing module
+    objects, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None
