@@ -156,8 +156,7 @@ def _seconds() -> Histogram:
 
 @dataclass
 class RequestTimes:
-    """Durations and counts, summed over an engine's requests. An aborted request counts in each phase that ended before
-    the abort."""
+    """Durations and counts of an engine's requests; an aborted request counts in each phase that it completed."""
 
     num_prompt_tokens: int = 0
     """Number of prompt tokens of requests that produced a token; tokens found in the prefix cache are included."""
