@@ -47,7 +47,7 @@ class DrawnTree(Protocol):
 
     @property
     def width(self) -> int:
-        """The larger of two numbers: candidates per expanded node, and nodes expanded at a level (maximum)."""
+        """The larger of two maxima: the candidates per expanded node, and the nodes expanded at one level."""
         ...
 
 
@@ -282,7 +282,7 @@ class EngineConfig(SettingsOfParts):
     max_num_batched_tokens: int = PROMPT_TOKENS["cpu"]
     """Maximum number of prompt tokens computed per round; tokens of running sequences' trees are not counted."""
     lower_max_num_batched_tokens: bool = False
-    """Whether max_num_batched_tokens is lowered, on a GPU, if the memory of such a round is needed for KV
+    """Whether max_num_batched_tokens is lowered, on a GPU, if memory for rounds of that size is needed for KV
     (`fit_to_memory`)."""
     block_size: int = 16
     """Number of tokens per KV block."""
@@ -297,7 +297,7 @@ class EngineConfig(SettingsOfParts):
     """Fraction of the GPU's memory that this engine may use for weights, activations, graphs, KV, and a drafter on the
     same GPU."""
     cpu_memory_utilization: float = 0.25
-    """Fraction that KV may use, on a CPU, of the RAM that the weights leave free."""
+    """On a CPU, KV may use this fraction of the RAM that is free after the weights are loaded."""
     gpu_share: float = 1.0
     """Fraction of the GPU that this engine and its drafter may use."""
     drafter_beside: bool = True

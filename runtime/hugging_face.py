@@ -95,7 +95,7 @@ def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> An
         ModelCheckpointError: the files need Python code of their own.
         Exception: any exception that the class raises for malformed files; see `one_line`.
     """
-    # Classes that are not models read the folder itself, whose files are in transformers' format.
+    # Only classes that load models need `gguf_file`; for all others, the folder has files in transformers' format.
     if folder is not None and hasattr(auto_class, "_model_mapping") and (Path(folder) / GGUF_FILE).exists():
         options["gguf_file"] = GGUF_FILE
     with _without_its_code(folder):

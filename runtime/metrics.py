@@ -128,7 +128,7 @@ class SpeculationMetrics:
             "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
             "acceptance_length": round(self.acceptance_length, 4),
             "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
-            # The following keys are vLLM's names of the figures.
+            # The following keys are the names that vLLM uses for these numbers.
             "num_spec_steps": self.num_drafts,
             "num_spec_tokens": depth,
             "num_accepted_draft_tokens": self.num_accepted_tokens,

@@ -25,6 +25,7 @@ class Settings(BaseModel):
 
 
 def _plain(found: Any) -> InitErrorDetails:
-    """Returns the same error as a custom kind of error, because pydantic adds links only to its own kinds."""
+    """Returns a pydantic error, converted to a custom kind of error, because pydantic adds links only to its own
+    kinds."""
     kind = PydanticCustomError(found["type"], found["msg"].removeprefix("Value error, "))
     return InitErrorDetails(type=kind, loc=found["loc"], input=found["input"])

@@ -2,7 +2,7 @@
 
 
 class UnsupportedModelError(ValueError):
-    """The architecture cannot be served, or only with wrong results.
+    """A model's architecture cannot be served, or would be served with wrong results.
 
     The message names the architecture and the reason.
     """

@@ -166,7 +166,7 @@ class AdaptiveSpeculation(Speculation):
                 self._pruner.upload(self.acceptance.table)
 
     def _is_observed(self, this: LaunchedRound) -> bool:
-        """Whether the predicted value of this round's trees is observed; to be called once per round with trees.
+        """Whether the policy observes the predicted value of this round's trees; called once per round with trees.
 
         Observing a round costs time and soon adds little, so after the first HOLD^2 rounds with trees only one round in
         HOLD is observed.

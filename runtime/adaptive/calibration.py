@@ -54,7 +54,8 @@ def pass_curve(model: Model, cache: KVCache, config: EngineConfig, graphs: Graph
         num_reqs = min(wanted, most_reqs)
         rows.append(wanted - wanted % num_reqs)
         taken.append(seconds(num_reqs, rows[-1]))
-    # A pass cannot take longer than a pass of more rows, so a measurement that exceeds a later one is a disturbance.
+    # A pass cannot take longer than a pass of more rows, so a measured time that exceeds the time of a larger pass was
+    # disturbed.
     short_s = [min(taken[index:]) for index in range(len(taken))]
     if not more:
         return PassCurve(tuple(rows), tuple(short_s))
@@ -113,7 +114,7 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, context: int, timeo
     reply = end.wait_reply(end.publish_outcome(), timeout_s)
     if reply is None:
         return None
-    if reply.token_ids.is_cuda:  # the drafter answers once the trees are enqueued, not computed
+    if reply.token_ids.is_cuda:  # the drafter answers before the device has computed the trees
         torch.cuda.synchronize(reply.token_ids.device)
     return time.perf_counter() - started
 

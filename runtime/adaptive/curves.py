@@ -84,9 +84,9 @@ class Factor:
         Args:
             now: number of the round.
         """
-        # The ratio is clamped on both sides. From above, because a round that takes many times the usual duration was
-        # interrupted, so the measured duration is not the round's cost. From below, because a tree that arrived
-        # before the host began to wait measures as almost zero seconds, although the tree did cost time.
+        # The ratio has an upper limit, because a round that takes many times the usual duration was interrupted, so
+        # that the measured duration is not the round's cost. The ratio has a lower limit, because a tree that arrived
+        # before the host began to wait is measured as almost zero seconds, although the tree did cost time.
         most = 2.0 if self._weight else 10.0
         ratio = min(max(ratio, self.value / most), self.value * most)
         self._weight *= (1.0 - FADE) ** (now - self._seen_at)
@@ -200,7 +200,7 @@ class RoundCosts:
         return self.drafts.seconds(num_reqs, levels, context) * (factor.value if factor else 1.0)
 
     def doubt(self, num_reqs: int) -> float:
-        """Returns the standard error of the ratio of drafted to plain rounds' seconds, relative to this ratio."""
+        """Returns the relative standard error of the predicted time ratio of drafted rounds to plain rounds."""
         seen = (factors.nearest(num_reqs) for factors in (self._plain, self._verify))
         return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
 

@@ -8,10 +8,10 @@ could show that drafts pay again.
 from wingbeat.runtime.adaptive.policy import HOLD
 
 SURE = 12 * HOLD
-"""Number of rounds by which plain decoding must be ahead before requests are no longer followed. A round in which
-drafts would not pay counts 1, a round in which drafts would pay counts -4."""
+"""Lead of plain decoding, in rounds, from which requests are no longer followed. A round in which drafts would not pay
+adds 1 to the lead; a round in which drafts would pay subtracts 4."""
 ONE_OF = 2 * HOLD
-"""While plain decoding is faster, out of this many requests one is followed."""
+"""While plain decoding is faster, the drafter follows one request out of this many."""
 
 
 class Following:
@@ -21,7 +21,7 @@ class Following:
         self.follows_all = True
         """Whether every request that allows drafts is followed."""
         self._ahead = 0
-        """Number of rounds by which plain decoding is ahead, 0..`SURE`."""
+        """Lead of plain decoding, in rounds, from 0 to `SURE`."""
         self._left = 0
         """Number of requests until the next request that is followed, while not all requests are followed."""
 

@@ -17,8 +17,8 @@ from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Reason
 HOLD = 8
 """Number of rounds for which a decision holds at unchanged load, and number of rounds until the first probe."""
 PROBE_ROUNDS = 3
-"""Number of consecutive rounds in a probe of plain decoding; more than one, because the first round shows little.
-Probes of drafts take one round less.
+"""Number of consecutive rounds in a probe of plain decoding; more than one, because the drafter still slows the first
+plain round after a draft. Probes of drafts take one round less.
 """
 PROBE_LOSS = 0.01
 """Maximum fraction of time that probes may cost."""
@@ -76,7 +76,7 @@ class TextWorth:
 
 
 class SpeculationPolicy:
-    """Decides on the drafts of one engine; a decision computes with a few small arrays on the host.
+    """Decides how one engine drafts; a decision takes only computations on a few small arrays on the host.
 
     Args:
         costs: predictions of the duration of rounds.
@@ -92,7 +92,7 @@ class SpeculationPolicy:
         self.costs = costs
         self.max_levels, self.num_nodes, self.widths = max_levels, num_nodes, widths
         self._nodes = np.arange(num_nodes) if widths is None else np.array(widths) - 1
-        """Numbers of drafted nodes of a tree that may be verified."""
+        """Possible numbers of drafted nodes that a round verifies per tree."""
         prior = float(prior_table()[0].mean())
         reached = np.append(0.0, prior ** np.arange(1, num_nodes)).cumsum()
         levels, nodes = np.ogrid[: max_levels + 1, :num_nodes]
@@ -216,7 +216,7 @@ class SpeculationPolicy:
         # drafts.
         self._break_even = 1.0 + (plain / drafted * tokens - 1.0) * num_reqs / num_drafting
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
-        # A quarter of the rounds after which evidence has decayed, so that several probes happen before the evidence
+        # At most `FORGET_ROUNDS` // 4 rounds pass between probes, so that several probes happen before their evidence
         # has decayed.
         self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), FORGET_ROUNDS // 4))
         if self.widths is not None:
@@ -254,7 +254,7 @@ class SpeculationPolicy:
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
     def slow_down(self, num_reqs: int, num_drafting: int, mean_context: float) -> float:
-        """Returns the duration of a round with the best draft, relative to the round without the time of drafting."""
+        """Returns the duration of a round with the best draft, divided by the round's duration without the drafting."""
         key = num_reqs, num_drafting
         if key not in self._slower:
             levels, nodes = self._best
@@ -309,7 +309,7 @@ class SpeculationPolicy:
         return self._until_probe <= 1
 
     def overdue(self) -> bool:
-        """Whether a probe has waited too long for a sequence to draft for; if so, the wait starts again."""
+        """Whether a probe has waited too long for a sequence that can get drafts; if so, the wait starts again."""
         if self._until_probe > -FORGET_ROUNDS:
             return False
         self._until_probe = 0
@@ -333,7 +333,7 @@ class SpeculationPolicy:
         return self._prices[key]
 
     def observe(self, path: np.ndarray, trees: DraftedTrees, levels: int) -> None:
-        """Updates, from drafted trees, the gain that is expected of levels and nodes.
+        """Updates the expected number of accepted nodes, by numbers of levels and nodes, from drafted trees.
 
         Args:
             path: path probabilities of requested trees, before pruning.

@@ -28,7 +28,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class DevicePruner(Pruner):
-    """Table of calibrated acceptance probabilities on a device, and the pruning based on this table.
+    """Holds a table of calibrated acceptance probabilities on a device, and prunes trees according to this table.
 
     Args:
         num_slots: number of rows of the slot state, including the spare slot.

@@ -55,7 +55,7 @@ class SelfTest(NamedTuple):
 
     @property
     def is_clear(self) -> bool:
-        """Whether more texts are unlikely to change the verdict."""
+        """Whether the result is so clear that more texts are unlikely to change the verdict."""
         num_drafts = self.metrics.num_drafts
         # A fraction measured on n drafts has a standard error of at most 0.5 / sqrt(n).
         return num_drafts > 0 and abs(self.first_position - LEAST_ACCEPTANCE) > _CLEAR * 0.5 / num_drafts**0.5

@@ -129,8 +129,8 @@ class DraftBatch(NamedTuple):
     """`RuleKinds` flags: the kinds of rules that occur in `sampling_rules`."""
 
     position_deltas: Tensor | None = None
-    """int64 [num_slots] by slot: offset between RoPE position and position, as in `Outcome.position_deltas`; None if
-    all offsets are 0."""
+    """int64 [num_slots] by slot: number added to a position to get the RoPE position, as in `Outcome.position_deltas`;
+    None if all offsets are 0."""
     chunk_inputs: ChunkInputs | None = None
     """Inputs of the chunks; None if no chunk contains or precedes tokens of media spans."""
 

@@ -32,7 +32,8 @@ _HUB = "its name on the Hugging Face hub as 'org/name[@revision]'"
 _OTHERS = f"or {_HUB}" if _CLASS is None else f"{_HUB}, or your own class as 'module.path.ClassName'"
 ALLOWED = f"{', '.join(map(repr, NAMES))}, the folder of {_FOLDERS}, {_OTHERS}"
 CHECKPOINT = "checkpoint"
-"""Kind of a choice that is a folder. The folder's files decide later whether the drafter is a head or a draft model."""
+"""Kind of drafter of a choice that names a folder. The folder's files decide later whether the drafter is a head or a
+draft model."""
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -66,7 +67,7 @@ class DrafterChoice(NamedTuple):
 
     @property
     def asked(self) -> str | Path:
-        """Setting for which `parse_drafter`, called with the model's folder as well, returns this choice."""
+        """Drafter setting from which `parse_drafter`, given the model's folder too, makes this choice again."""
         return "auto" if self.automatic else self.source
 
     @property
@@ -76,7 +77,7 @@ class DrafterChoice(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Whether the drafter runs a model, so that its weights may belong to another verifier."""
+        """Whether the drafter has model weights, which may have been trained for another verifier."""
         return self.kind == CHECKPOINT or (self.drafts and KINDS[self.kind].modules is not None)
 
     @property
@@ -128,7 +129,7 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         return FALLBACK if own is None else DrafterChoice(own, own, own, automatic=True)
     if text in NAMES:
         return DrafterChoice(text, text, text)
-    # The text decides, because Path("./org/name") equals Path("org/name"), which could be a hub name.
+    # The setting's text decides, because Path("./org/name") equals Path("org/name"), which could be a hub name.
     name = None if text.startswith((".", "~")) else HubName.parse(text)
     folder = checkpoint_folder(text) if name is not None else Path(text)
     if name is not None:

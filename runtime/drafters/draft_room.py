@@ -1,4 +1,4 @@
-"""Limits on the slots, and the memory for draft KV, that all verifiers of a shared drafter use together."""
+"""Limits on the total number of slots and the total bytes of draft KV of all verifiers that share a drafter."""
 
 from dataclasses import dataclass
 

@@ -60,7 +60,7 @@ class DecidedRows(NamedTuple):
 
 
 class PassRows(NamedTuple):
-    """Inputs of both stages: the fields of `DecidedRows`, and the slots that request a tree."""
+    """Inputs of the captured stages: the fields of `DecidedRows`, and the slots that request a tree."""
 
     slots: Tensor
     """int64 [num_reqs, 2]: slot of the decode, and slot of the tree, which may be another slot; padding has the spare
@@ -81,8 +81,8 @@ class Committed(NamedTuple):
 CommitFunction = Callable[[DecidedRows, Tensor], None]
 """Function (decodes, block tables by slot) that commits the decoded tokens."""
 DraftFunction = Callable[[DecidedRows, Roots, Tensor], TokenTree]
-"""Function (decodes, roots, block tables by slot) -> trees that commits the decoded tokens, then grows a tree from each
-root. The slot of every non-padding decode is also the slot of a root."""
+"""Function (decodes, roots, block tables by slot) -> trees. The function commits the decoded tokens, then grows a tree
+from each root. The slot of every non-padding decode is also the slot of a root."""
 
 
 class DraftStages:
@@ -95,7 +95,7 @@ class DraftStages:
         pool: the drafter's KV pool; its addresses must not change.
         graph_device: captures the stages.
         reads_history: whether `commit` needs the token at each decode's first position.
-        moves: whether RoPE positions of a sequence may differ from its positions.
+        moves: whether the RoPE positions of a sequence's tokens may differ from the tokens' positions.
     """
 
     def __init__(

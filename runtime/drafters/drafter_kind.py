@@ -36,8 +36,8 @@ class DrafterKind(NamedTuple):
     `HeadConvention`s that the files allow, most likely first."""
     matches: str | None = None
     """For kinds with `readings`: function (head, tokens int64 [batch, length], taps [batch, length, taps_size], steps)
-    -> bool [batch, N, steps]: whether the greedy draft at each step equals the token of the text. If None, the head is
-    unrolled."""
+    -> bool [batch, N, steps]: whether the greedy draft at each step equals the token of the text. If None,
+    `heads.unroll.matches` is called."""
     find_problem: str | None = None
     """Function, for classes: (import path) -> a line that names the missing module or package on this machine, or None.
     """

@@ -112,8 +112,8 @@ class EagleDrafter(HeadDrafter):
     def _run_committed(self, pairs: "_Pairs", tables: Tensor) -> None:
         """Stores keys and values of committed pairs in every layer, and the hidden state of each sequence's last pair.
 
-        Each layer reads the previous layer's output at every pair; of the last layer, only the last pair's output is
-        needed.
+        Every layer but the last computes its output at all pairs, because the next layer reads it. The last layer
+        computes only the output at each sequence's last pair.
 
         Args:
             tables: int64 [num_reqs, num_blocks]: block tables that reach to the last pair.

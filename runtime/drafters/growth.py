@@ -63,7 +63,7 @@ class Roots(NamedTuple):
 
 
 class SlotTables(NamedTuple):
-    """Inputs of a growth by slot, at fixed addresses."""
+    """Tables, indexed by slot and at fixed addresses, from which the roots of a growth are read."""
 
     committed_lens: Tensor
     """int64 [num_slots]; the next two fields have the same shape and dtype."""

@@ -23,7 +23,8 @@ class HeadDrafter(StagedDrafter):
     load_head: Callable[[str], Any] | None = None
     """Loads another head from a folder with this head's options; None if swapping is not supported."""
     hidden: Tensor = torch.zeros(0)
-    """State by slot, for kinds of drafters that keep state; the code that writes the state chooses the float type."""
+    """State of each slot, for kinds of drafters that keep state; the float type is that of the code that writes the
+    state."""
     passes: HeadPasses | None = None
     """Compiled passes that replace torch operations; None if torch runs them."""
 
@@ -53,7 +54,7 @@ class HeadDrafter(StagedDrafter):
         if self.graph_stats is not None and self.device.type != "cpu":
             others = tensors_of(head.head)
             for name, tensor in tensors_of(self.head).items():
-                # the pointers are equal if both heads use the verifier's tensor
+                # the pointers are equal if the old and the new head use the verifier's tensor
                 if tensor.data_ptr() != others[name].data_ptr():
                     tensor.copy_(others[name])
             return

@@ -12,7 +12,7 @@ from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 
 
 class HeadPasses(ABC):
-    """Commit and propose passes of one drafter over its pool."""
+    """The passes of one drafter that commit tokens and propose trees, over the drafter's KV pool."""
 
     @abstractmethod
     def resized(self) -> None:

@@ -97,7 +97,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
 
 
 class _Asked(NamedTuple):
-    """A single verifier's round, which is a part of the pass."""
+    """The round of one verifier. A pass answers the rounds of several verifiers."""
 
     attachment: Attachment
     outcome: Outcome

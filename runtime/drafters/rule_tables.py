@@ -1,8 +1,8 @@
 """Sampling rules for captured draft graphs: tables at fixed addresses, written between two rounds.
 
-The table of numbers is indexed by slot. Tables with a column per token are indexed by row of a round's proposals:
-biases, token counts of penalised sequences, and the tokens that grammars allow after the roots. These tables are
-written outside the graph, and only in rounds that need them.
+The table of numbers is indexed by slot. Three other tables have a column per token and a row per proposal of the round:
+biases, token counts of penalised sequences, and the tokens that grammars allow after the roots. All tables are written
+outside the graph; the other three only in rounds that need them.
 """
 
 import torch

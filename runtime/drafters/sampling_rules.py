@@ -74,7 +74,7 @@ class Biases(NamedTuple):
         return cls(flat[:-1].view(num_reqs, draft_vocab_size), none)
 
     def write(self, rules: SamplingRules, columns: DraftColumns) -> None:
-        """Write the biases that these requests' rules list into the first rows."""
+        """Write into the first rows of the table the biases that are listed in these requests' rules."""
         (size, width), num_reqs = self.table.shape, len(rules.numbers)
         index = torch.arange(num_reqs, device=self.rows.device)
         only_listed = RuleColumns(*rules.numbers.T).only_listed

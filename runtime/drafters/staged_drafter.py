@@ -48,7 +48,7 @@ class StagedDrafter(Drafter):
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
         self._moves = False
-        """Whether RoPE positions of text after media spans may differ from the positions."""
+        """Whether the RoPE positions of text tokens after media spans may differ from the tokens' positions."""
 
     @property
     def graph_stats(self) -> GraphStats | None:

@@ -63,7 +63,7 @@ class DraftWorker:
         self._watch = PassWatch(drafter)
         self._next_head: OfferedHead | None = None
         self._trial: OfferedHead | None = None
-        """Head that is being swapped in, or that has not answered a round yet; else None."""
+        """Head that is being swapped in or has not yet answered a round; None if there is no such head."""
 
     def attach(self, name: str, end: DrafterEnd) -> None:
         """Serve the verifier at the other end of this channel from the next pass on.
@@ -212,7 +212,7 @@ class DraftWorker:
                 self._give_up(attachment)
 
     def _give_up(self, attachment: Attachment) -> None:
-        """Detaches a verifier whose round failed; the verifier decodes without drafts until it attaches again."""
+        """Detaches a verifier whose round failed; until the next attach, the verifier decodes without drafts."""
         name = next(name for name, other in self._attached.items() if other is attachment)
         logger.warning("Channel %s is detached: its round fails in a pass of its own too", name)
         self.detach(name)
@@ -254,7 +254,7 @@ class PassWatch:
         """Replay counts of the drafter's captured stages, which change whenever a verifier is attached."""
         self._device = DeviceClock(drafter.device)
         self._marks: list[int] = []
-        """Host clock in nanoseconds at the begin of the pass, after commit, and after drafting."""
+        """Host clock, in nanoseconds, at three points of the pass: at the begin, after commit, and after drafting."""
         self._started_ns = 0
         self._began: Any = None
         drafter.on_committed = self._committed

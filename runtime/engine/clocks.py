@@ -22,15 +22,15 @@ class PhaseTimes:
     num_rounds: int = 0
     schedule_s: float = 0.0
     draft_wait_s: float = 0.0
-    """Seconds of waiting for trees and of ringing the drafter's doorbell; a drafter on the same core runs while the
-    bell rings."""
+    """Seconds of waiting for trees and of ringing the drafter's doorbell. Ringing is included, because a drafter on the
+    same core may run during that time."""
     verify_s: float = 0.0
     """Seconds of the verifier's forward passes."""
     accept_s: float = 0.0
     """Seconds of flattening the batch, choosing tokens, walking trees and compacting KV."""
     publish_s: float = 0.0
     wait_s: float = 0.0
-    """Seconds of waiting for the accepted tokens: the device time that is left once the host has no more work."""
+    """Seconds of waiting for the accepted tokens after the host has finished its other work of the round."""
     update_s: float = 0.0
 
 
@@ -58,7 +58,7 @@ class Phase:
 
 
 class RoundClock(RoundObserver):
-    """Times the phases of an engine's rounds; each phase is a context manager, as in `with clock.schedule:`."""
+    """Measures the time of each phase of an engine's rounds; a phase is a context manager: `with clock.schedule:`."""
 
     def __init__(self) -> None:
         self.traces: list[Any] = []
@@ -89,7 +89,7 @@ class RoundClock(RoundObserver):
         return PhaseTimes(self._num_rounds, *(phase.seconds for phase in phases))
 
     def drafted(self, figures: DrafterFigures, request_ids: Callable[[], list[str]]) -> None:
-        """Records the figures that came with one of the drafter's answers.
+        """Records the timings and counters that the drafter sent with an answer.
 
         Args:
             request_ids: function that returns the ids of the requests for which the answer contains trees; called only
@@ -107,9 +107,9 @@ class RoundClock(RoundObserver):
             trace.drafted(figures, request_ids())
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Stores the draft wait in the round's times.
+        """Stores in the round's times how long the host waited for the drafter's trees.
 
-        The seconds of the forward pass are moved from `accept` to `verify`.
+        The forward pass was launched within the phase `accept`, so its seconds are moved from `accept` to `verify`.
         """
         flight.times.draft_s = self._take(self.draft_wait)
         self.verify.seconds += flight.times.forward_s
@@ -118,7 +118,7 @@ class RoundClock(RoundObserver):
             trace.launched(flight)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Charges the settled round with the host time since the previous settled round was charged."""
+        """Adds to the round's times the host time that has passed since the previous round was settled."""
         self._num_rounds += 1
         self.switch()
         flight.times.publish_s = self._take(self.publish)
@@ -127,7 +127,7 @@ class RoundClock(RoundObserver):
             trace.settled(flight, result)
 
     def abandoned(self) -> None:
-        """Discards the host time of abandoned rounds, so that no later round is charged with it."""
+        """Discards the host time of abandoned rounds, so that this time is not added to a later round."""
         for phase in self._told:
             self._take(phase)
         for trace in self.traces:
@@ -143,7 +143,7 @@ class RoundClock(RoundObserver):
         return seconds
 
     def switch(self) -> None:
-        """Charges the time since the last phase change to the innermost open phase."""
+        """Adds the time since the last phase change to the innermost open phase."""
         now = time.perf_counter()
         if self.open:
             self.open[-1].seconds += now - self.since
@@ -156,7 +156,7 @@ def _seconds() -> Histogram:
 
 @dataclass
 class RequestTimes:
-    """Times and counts over an engine's requests. Aborted requests are counted in the phases that they completed."""
+    """Durations and counts of an engine's requests; an aborted request counts in each phase that it completed."""
 
     num_prompt_tokens: int = 0
     """Number of prompt tokens of requests that produced a token; tokens found in the prefix cache are included."""
@@ -190,7 +190,7 @@ class _Running:
 
 
 class RequestClock(RoundObserver):
-    """Times an engine's requests, in the engine's thread; requests that `arrived` was not called for are ignored.
+    """Measures times of an engine's requests, in the engine's thread; requests without a call of `arrived` are ignored.
 
     Args:
         clock: monotonic time in seconds.

@@ -105,7 +105,7 @@ class DrafterClient(RoundObserver):
         """Whether the drafter keeps no state per position and so needs no context from earlier rounds."""
         self._asked: list[Sequence] = []
         self._num_unplanned = 0
-        """Number of rounds since the latest plan, in which no followed sequence ran."""
+        """Number of rounds without a followed sequence since the latest plan."""
         self._deferred: DeferredPairs | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
@@ -123,7 +123,7 @@ class DrafterClient(RoundObserver):
             self.admit(seq)
 
     def detach(self) -> None:
-        """Decodes without drafts from the next round on."""
+        """Detaches the drafter; from the next round on, the engine decodes without drafts."""
         self._end = self._late_end = None
         self._forget_asked()
         self.state = DrafterState.NONE
@@ -158,7 +158,7 @@ class DrafterClient(RoundObserver):
     def admit(self, seq: Sequence) -> None:
         """Decides whether the drafter follows a new sequence, and copies the sequence's tokens into the channel.
 
-        On a CPU without overlap, the tokens are copied only once the drafter follows the sequence.
+        On a CPU without overlap, the tokens are copied later, when the drafter begins to follow the sequence.
         """
         draft = seq.draft = DraftProgress()
         params = seq.request.params
@@ -180,7 +180,7 @@ class DrafterClient(RoundObserver):
         begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Adds chunks that replay context which the drafter lacks, within the token budget that prompts left over."""
+        """Adds chunks that replay context which the drafter lacks, within the token budget that prompts do not use."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
         if all(seq.draft.complete or not seq.draft.followed for seq in plan.decodes):
@@ -276,9 +276,8 @@ class DrafterClient(RoundObserver):
 
         The drafter is not notified. The token history is written if the drafter starts to follow a sequence.
 
-        Planning happens once every `Speculation.plan_every` rounds, because a plan takes a few hundredths of the time
-        of a small model's round, and rounds without followed sequences occur only once plain decoding has been faster
-        for a long time.
+        Only one of `Speculation.plan_every` such rounds makes a plan, because a plan takes a few hundredths of the time
+        of a small model's round. Such rounds occur only after plain decoding has been faster for a long time.
         """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
             return
@@ -298,7 +297,7 @@ class DrafterClient(RoundObserver):
         The drafter may start to follow further sequences.
 
         Args:
-            asks: False if trees from earlier text are worth more than any draft.
+            asks: whether to request trees from the drafter; False if trees built from earlier text are worth more.
         """
         proposals = self._proposals(plan, flight) + held
         if not asks or (not proposals and any(seq.draft.text_tree is not None for seq in plan.decodes)):
@@ -327,7 +326,7 @@ class DrafterClient(RoundObserver):
         ]
 
     def _held(self, before: RoundInFlight, now: SchedulerOutput) -> list[Sequence]:
-        """Returns sequences of `before` (tokens on the host) that do not run in `now` and could use a tree."""
+        """Returns sequences of the round `before` that do not run in the round `now` and could use a tree."""
         new, plan = before.tokens_by_slot(), before.plan
         running = {id(seq) for seq in (*now.decodes, *(chunk.seq for chunk in now.chunks))}
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks)]
@@ -353,9 +352,10 @@ class DrafterClient(RoundObserver):
         self._asked = []
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keeps back a round's pairs (taps, next token) if the host can count them and they fit into the buffers.
+        """Stores a round's pairs (taps, next token), to send the pairs to the drafter later.
 
-        Called if no trees are requested next. Returns False if the round has to be published now.
+        Called if no trees are requested for the next round. Returns False if the round has to be published now, because
+        the host cannot count the pairs or the pairs do not fit into the buffers.
         """
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft.complete]
         seqs = [plan.decodes[row] for row in rows]
@@ -408,7 +408,7 @@ class DrafterClient(RoundObserver):
 
     def _has_room(self, seq: Sequence, num_new_tokens: int) -> bool:
         """Whether a sequence may emit a drafted token besides this round's tokens and the next round's bonus token."""
-        # `min_len` already counts this round with at least one token.
+        # `min_len` already includes one token of this round.
         length = seq.min_len - 1 + num_new_tokens
         left = seq.request.params.max_tokens - (length - seq.num_prompt_tokens)
         return min(left, self.config.max_model_len - length) > 1

@@ -1,4 +1,4 @@
-"""Gives a drafter missing context, from recordings of saved prefixes or by replays within the spare token budget."""
+"""Supplies context that a drafter lacks: from recordings of saved prefixes, or by replays within spare token budget."""
 
 import torch
 from torch import Tensor

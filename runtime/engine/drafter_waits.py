@@ -15,8 +15,8 @@ from wingbeat.runtime.protocol.messages import Outcome, TreeReply
 LEAST_S = 0.15
 """Shortest bound of a wait, in seconds."""
 TIMES_USUAL, MOST_BOUNDS = 2.0, 4.0
-"""`TIMES_USUAL`: bound of a wait, as a multiple of the usual answer time. `MOST_BOUNDS`: largest time that a late
-answer adds to the moving average, as a multiple of that bound.
+"""`TIMES_USUAL`: bound of a wait, as a multiple of the usual answer time. `MOST_BOUNDS`: upper limit of the time with
+which a late answer enters the moving average, as a multiple of that bound.
 """
 WEIGHT = 1 / 8
 """Weight of the latest answer in the moving average of answer times."""
@@ -63,7 +63,7 @@ class DrafterWaits:
 
     @contextmanager
     def unbounded(self) -> Iterator[None]:
-        """Raises the bound of a wait to `patience_s` within the `with` block; for rounds that no client waits for."""
+        """Within the `with` block, a wait may last up to `patience_s`; for rounds whose results no client awaits."""
         self._unbounded = True
         try:
             yield
@@ -84,7 +84,7 @@ class DrafterWaits:
         """Whether an answer that missed its deadline has arrived by now; does not wait."""
         if end.wait_reply(round_number, 0.0) is None:
             return False
-        # The cap keeps a single late answer from lengthening later waits much.
+        # Without the cap, a single late answer would make later waits much longer.
         self._took(min(self._clock() - self._late_since, MOST_BOUNDS * self.bound_s))
         return True
 

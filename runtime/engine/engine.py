@@ -222,7 +222,7 @@ class Engine:
         return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
-        """If running sequences skipped the latest round, waits for the round before that and returns it.
+        """If running sequences skipped the latest round, waits for the second-latest round and returns that round.
 
         The drafter drafts for the skipped sequences while the device computes the latest round. Returns None if no
         sequence waits.

@@ -34,7 +34,8 @@ class EngineStats:
     """Acceptance profile that a benchmark forces, so that the generated text is not the model's; None normally."""
     requests: RequestTimes = field(default_factory=RequestTimes)
     num_deferred: int = 0
-    """Waiting requests that could not be admitted with the KV blocks that are free now."""
+    """Number of waiting requests that are held back for a reason other than slots and blocks, see
+    `Scheduler.num_deferred`."""
     num_pinned_blocks: int = 0
     """Number of KV blocks of saved prefixes, which are not freed while the prefixes are pinned."""
     prefix_query_tokens: int = 0
@@ -55,7 +56,7 @@ class EngineStats:
     num_spec_tokens: int = 0
     """Maximum depth of a draft tree."""
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Figures of the runtime's optional parts, by part name."""
+    """Metrics of the runtime's optional parts (`runtime.parts`), by part name."""
     cache_config: dict[str, str] = field(default_factory=dict)
     """KV cache settings under vLLM's names."""
     tree_config: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Computes the limits that settings leave to memory.
+"""Computes the limits, such as max_num_seqs, that the settings leave to be derived from the available memory.
 
 On a GPU the memory of rounds and graphs is measured first; the remaining memory holds KV.
 """
@@ -50,7 +50,7 @@ _CHOICES = (
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """Returns the configuration with a value for every limit that was left to memory; logs the limits in one line.
+    """Returns the configuration with a value for every limit that is derived from memory; logs the limits in one line.
 
     On a CPU, `PROMISES` reserves the memory for this engine before another engine measures free memory.
 
@@ -78,7 +78,7 @@ def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> 
             settled, held = _fit(loaded, config, needs)
         except ValueError:
             if config.lower_max_num_seqs and config.max_num_seqs > LEAST_SEQS:
-                # The memory that a round with this many sequences needs was underestimated.
+                # `_with_num_seqs` underestimated the memory that a round with this many sequences needs.
                 config = replace(config, max_num_seqs=max(config.max_num_seqs // 2, LEAST_SEQS))
             elif shorter is not None:
                 config = shorter
@@ -148,7 +148,7 @@ def _report(loaded: LoadedModel, config: EngineConfig, settled: EngineConfig) ->
 
 
 def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """Returns the configuration; max_num_seqs, if left to memory, becomes the number of sequences that memory holds."""
+    """Returns the configuration, with max_num_seqs set to the number of sequences that memory holds, if not fixed."""
     if not config.lower_max_num_seqs:
         return config
     budget = memory_budget(config, loaded.device, 0, needs.held_bytes if config.drafter_beside else 0)

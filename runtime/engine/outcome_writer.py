@@ -1,4 +1,5 @@
-"""Writes the data of a round that the drafter receives. No other module writes an `Outcome` or its tables by slot.
+"""Writes the data of a round that the drafter receives. No other module writes an `Outcome` or the outcome's tables
+that are indexed by slot.
 
 An `Outcome` holds context (prompt chunks, replays, recorded prefixes, deferred pairs), accepted paths, and the
 sequences for which trees are requested, with the grammar masks of the tokens after the roots.
@@ -27,7 +28,9 @@ Advance = Callable[[Sequence, int], None]
 
 
 class OutcomeWriter:
-    """Writer of one round. The caller adds any number of chunks, and decodes at most once, then calls `finish`.
+    """Writes the outcome of one round.
+
+    The caller adds any number of chunks, calls `decodes` at most once, and then calls `finish`.
 
     Args:
         outcome: buffers that were acquired and are not yet published.
@@ -102,7 +105,7 @@ class OutcomeWriter:
         has_masks: int = 0,
         sampling_rules: int = 0,
     ) -> None:
-        """Makes the queued copies, writes the slots for which trees are requested, and writes the header.
+        """Runs the queued copies, writes the slots for which trees are requested, and writes the header.
 
         The arguments are fields of `RoundHeader`.
         """
@@ -140,7 +143,7 @@ def as_numbers(tensor: Tensor) -> np.ndarray:
 
 
 class DeferredPairs:
-    """Buffers of pairs kept back while no trees are requested, so that the drafter is notified once in many rounds.
+    """Buffers of pairs kept back while no trees are requested, so that the drafter gets one message for many rounds.
 
     A pair is the taps at a position and the token after that position. A round's pairs can be kept back if the host can
     count the round's tokens: if all its trees are bare roots, or if the round is settled. Each slot has one row of
@@ -332,7 +335,8 @@ def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight,
         steps: 1, 2, .. on the device; None on the host, where numpy needs no such tensor.
     """
     if plan.decodes:
-        # Columns past num_tokens are written too, because the next round overwrites these columns before they are read.
+        # Columns past num_tokens are written too, without harm: the next round overwrites these columns before any
+        # read.
         paths, device, last = flight.decodes, history.device, history.shape[1] - 1
         if steps is None:
             token_ids = paths.token_ids.numpy()

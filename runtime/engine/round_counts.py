@@ -1,4 +1,4 @@
-"""Counts rounds for metrics and records rounds for requests with `trace`, with the reason if no tree was verified."""
+"""Counts rounds for metrics and records rounds for requests with `trace`; also records why a round had no tree."""
 
 from bisect import bisect_left
 from collections import deque
@@ -54,7 +54,7 @@ def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequ
     elif plan.without_room:
         reason = NoTree.NO_ROOM
     elif any(seq.request.params.force_drafts for seq in seqs):
-        reason = Reason.IDLE  # a forced draft ignores whether drafting pays, so the drafter was idle
+        reason = Reason.IDLE  # such requests get drafts even at a loss, so a loss is not the reason
     else:
         reason = drafting.plain_reason
     return str(reason)

@@ -144,7 +144,7 @@ class Speculation(RoundObserver):
 
     @property
     def text_pays(self) -> bool:
-        """Whether rounds with trees built from earlier text took less time per token than the best other choice."""
+        """Whether trees built from earlier text took less time per token than drafts and plain decoding would take."""
         return True
 
     @property
@@ -160,7 +160,7 @@ class Speculation(RoundObserver):
         return 0.0
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Returns a round's time with drafts for `num_drafting` sequences, divided by the round's time without drafts.
+        """Returns a round's time with drafting for `num_drafting` sequences, divided by the time without drafting.
 
         Returns None if drafting does not pay and no draft is to be tried.
         """

@@ -1,4 +1,4 @@
-"""Interface for draft trees built from earlier text in the engine's process, beside the drafter's trees."""
+"""Interface for draft trees that the engine's process builds from earlier text, in addition to the drafter's trees."""
 
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
 from wingbeat.runtime.scheduling.sequence import Sequence

@@ -47,7 +47,7 @@ def bucket_for(n: int, buckets: Sequence[int]) -> int:
 
 
 def within(most: int, batches: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Keeps at most `most` batch sizes in total, so that padding costs about as much between all neighbouring sizes.
+    """Keeps at most `most` batch sizes, chosen so that padding costs about the same between any two neighbouring sizes.
 
     The first and last batch size of each shape are kept, even if more than `most` sizes then remain.
 

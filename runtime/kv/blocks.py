@@ -1,8 +1,8 @@
 """Ownership and prefix cache of paged KV blocks; bookkeeping only, no tensors.
 
-The same block ids index the verifier's and the drafter's KV, so one allocator serves both, and a prefix that is cached
-here is also cached in the drafter as far as the drafter has filled its blocks. Requests are not handled here: callers
-keep the block tables.
+The same block ids index the verifier's and the drafter's KV, so one allocator serves both. A prefix that is cached here
+is cached in the drafter too, up to the last position that the drafter has filled. Requests are not handled here:
+callers keep the block tables.
 """
 
 from collections import Counter, OrderedDict
@@ -18,7 +18,7 @@ RESERVED_BLOCK = 0
 class KeptBeside(Protocol):
     """Tensors such as recurrent states, kept for some prefixes in addition to keys and values.
 
-    The key is the last block's hash.
+    The tensors of a prefix are stored under the hash of the prefix's last block.
     """
 
     num_rows: int
@@ -231,8 +231,8 @@ class BlockManager:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference to each block of a table; blocks without references become free.
 
-        The last block is freed first, so that the first blocks are evicted last, because a prefix is useful without its
-        continuation.
+        Blocks are freed from the last to the first, so that the first blocks are evicted last. A prefix is useful
+        without its continuation, but a continuation is useless without its prefix.
 
         Raises:
             IntegrityError: a block is not live.

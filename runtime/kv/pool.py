@@ -68,7 +68,7 @@ class KVCache:
         ]
         self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
-        """Table of addresses that moves over all layers read; captured graphs contain the table's address."""
+        """Table of all layers' addresses, which `move` reads; captured graphs contain the table's own address."""
 
     def own_pools(self) -> list[Tensor] | None:
         """Returns keys and values by layer, [num_blocks, block_size, heads, dim], for code that compacts KV itself.
@@ -87,7 +87,7 @@ class KVCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a zero tensor on a device; on the host, its pages use memory only once written."""
+    """Returns a zero tensor on a device; on the host, a page takes physical memory only after a write to that page."""
     return mapped_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 

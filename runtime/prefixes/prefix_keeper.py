@@ -95,7 +95,7 @@ class PrefixKeeper:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-prefixes")
 
     def open(self, variants: Iterable[Variant] = ()) -> list[SavedPrefix]:
-        """Pins the prefixes on disk, or starts computing them; returns all prefixes on disk.
+        """Pins each prefix that is on disk, or starts to compute the prefix; returns all prefixes that are on disk.
 
         Args:
             variants: variants that are served; a prefix of a variant is assigned to the served variant with the same
@@ -208,7 +208,7 @@ class PrefixKeeper:
         self._writer.shutdown()
 
     def _start(self, prefix: SavedPrefix, is_new: bool) -> None:
-        """Pins a prefix that is to be kept, at once or when it is computed.
+        """Pins a prefix that is to be kept, now or after the prefix has been computed.
 
         Writes the files of the prefix that are not on disk yet.
 

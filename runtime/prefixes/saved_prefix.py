@@ -1,4 +1,4 @@
-"""Named prefix, as engines, replicas and routers exchange it."""
+"""A saved prefix with its name, in the form in which engines, replicas and routers exchange prefixes."""
 
 import re
 from typing import NamedTuple
@@ -14,7 +14,8 @@ class SavedPrefix(NamedTuple):
 
     name: str
     version: int
-    """Version in nanoseconds since 1970; of several prefixes with the same name, the latest is valid."""
+    """Version, in nanoseconds since 1970. If several prefixes have the same name, the prefix with the highest version
+    is valid."""
     token_ids: tuple[int, ...]
     variant: Variant | None = None
     """Variant whose requests use the prefix; None for the base model."""

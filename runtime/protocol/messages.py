@@ -37,8 +37,8 @@ class ChannelSpec:
     """Whether the drafter keeps state for each committed position and must therefore receive every position; see
     `DrafterNeeds`."""
     vocab_size: int = 0
-    """Vocabulary size of the verifier; 0 if masks of allowed tokens are never sent; with overlapping rounds, the host
-    gets the roots too late to compute masks.
+    """Vocabulary size of the verifier; the width of the masks of allowed tokens depends on this size. 0 if such masks
+    are never sent.
     """
     embedding_width: int = 0
     """Width of the embeddings of prompt spans; 0 if embeddings are not sent."""
@@ -74,7 +74,7 @@ class TokenTree(NamedTuple):
     scores: Tensor
     """float32 [num_reqs, num_nodes]: cumulative log-probability of the path."""
     num_valid: Tensor
-    """int64 [num_reqs]: valid nodes, root included; 1 is a bare root."""
+    """int64 [num_reqs]: number of valid nodes, including the root; 1 means that the tree is a bare root."""
 
 
 class AcceptedPaths(NamedTuple):
@@ -99,7 +99,8 @@ class AcceptedPaths(NamedTuple):
     """int64 [num_decodes, num_nodes]: see `runtime.adaptive.acceptance`; None if the device did not prune trees."""
     logprobs: Tensor | None = None
     """int64 [num_asking, 1..max_path, n]: log-probabilities as packed by `runtime.round.choice`; None if no request
-    wants log-probabilities. Captured rounds have a row for every decode, other rounds for the requesting decodes alone.
+    wants log-probabilities. Captured rounds have a row for every decode; other rounds have a row only for decodes whose
+    requests want log-probabilities.
     """
     tree_token_ids: Tensor | None = None
     """int64 [num_decodes, num_nodes]: token ids of the walked trees; None if all were bare roots."""
@@ -127,7 +128,7 @@ class RoundHeader(NamedTuple):
     max_levels: int = 0
     """Maximum number of levels to grow."""
     max_len: int = 0
-    """Upper bound of the longest sequence's length; 0 if the verifier's host does not have a bound."""
+    """Upper bound of the length of the longest sequence; 0 if the verifier's host does not have such a bound."""
     has_rule: int = 0
     """1 if the outcome holds a rule by which growth stops."""
     has_masks: int = 0
@@ -318,7 +319,7 @@ class TreeReply(NamedTuple):
     scores: Tensor
     """float32 [num_slots, num_nodes]: cumulative log-probability of the path."""
     num_valid: Tensor
-    """int64 [num_slots]: valid nodes, root included; 1 is a bare root."""
+    """int64 [num_slots]: number of valid nodes, including the root; 1 means that the tree is a bare root."""
 
 
 def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -29,7 +29,7 @@ def upload_into(target: Tensor, values: Sequence) -> None:
 def copy_into(target: Tensor, source: Tensor) -> None:
     """Copies a tensor.
 
-    The host waits only if the target is on the host, because the next reader there must find the copy complete.
+    The host waits for the copy only if the target is in host memory, because host code may read the target at once.
     """
     target.copy_(source, non_blocking=target.device.type != "cpu")
 

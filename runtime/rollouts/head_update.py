@@ -40,7 +40,7 @@ LOOK_S = 0.25
 
 
 class HeadUpdate:
-    """Successive updates of a draft head, in the steps of a `WeightUpdate`.
+    """Updates of a draft head, one after another, with the same steps as those of `WeightUpdate`.
 
     An update is served completely or not at all.
 

@@ -49,7 +49,7 @@ class ServedWeights:
             raise WeightsRefused(f"{packed[0]}{more} are packed as in the checkpoint, and cannot be replaced")
 
     def _tie(self) -> None:
-        """Gives names that share a tensor the same list of places.
+        """Gives names that share a tensor the same list of (module, attribute) pairs, all of which `write` writes.
 
         Tied weights that are packed count as shared too, although the output matrix is then a separate copy of the
         embedding.

@@ -30,8 +30,8 @@ class TokenMasks:
 
         The round's plan must be masked (`SchedulerOutput.is_masked`).
 
-        The `with` block ends only once the worker has finished, even if an exception is raised, because a later write
-        could change the mask of the slot's next sequence.
+        At its end, the context manager waits until the worker has finished, even if an exception is raised, because a
+        later write could change the mask of the slot's next sequence.
 
         Yields:
             Future of the decode rows for which only the root's mask was ready in time; only the roots of these trees

@@ -105,7 +105,8 @@ def _num_nodes(result: ForwardResult) -> int:
 
 
 def _small_parts(result: ForwardResult) -> list[Tensor]:
-    """Returns roots, positions and slot mapping; then the root tokens, or the trees and, if present, their evidence."""
+    """Returns roots, positions, slot mapping, then root tokens or trees, then the evidence of pruning if there is
+    any."""
     decodes = result.decodes
     parts = [decodes.roots, decodes.positions, decodes.slot_mapping]
     parts += [decodes.token_ids] if decodes.tree is None else decodes.tree

@@ -7,7 +7,8 @@ functions, which costs little because computing so many rows takes longer than l
 
 A mixed round, with decodes and prompt chunks, is also a single forward pass, so that the weights are read once. Graphs
 of mixed rounds are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass
-eagerly, and still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
+eagerly, and still replays a graph for its choice of tokens. Rounds without decodes, which only compute prompts, are in
+`prompt_graphs`.
 """
 
 import time
@@ -119,7 +120,7 @@ class DecodeGraphs:
         return self.pool.stats
 
     def capture_roots(self) -> None:
-        """Captures rounds of bare roots, and rounds of prompts alone."""
+        """Captures rounds of bare roots, and rounds without decodes."""
         self._capture([1], [*self.prompts.runners.values()])
 
     def capture_trees(self) -> None:
@@ -169,7 +170,7 @@ class DecodeGraphs:
             accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
             # All buckets share the inputs' memory, so the result must not refer to that memory.
             accepted = accepted._replace(slots=done.rows.slots)
-        # `packed` holds the results of decodes alone, so a round with chunks downloads its tensors one by one.
+        # `packed` holds only results of decodes, so a round with chunks downloads its tensors one by one.
         return accepted._replace(packed=None) if plan.chunks else accepted
 
     def _forward(self, rows: DecodeRows, num_nodes: int) -> GraphPass:

@@ -1,4 +1,5 @@
-"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and for rounds that no graph holds."""
+"""Rounds without CUDA graphs, in unpadded shapes: rounds on CPUs, without decodes, or of a shape that is not
+captured."""
 
 import time
 from concurrent.futures import Future
@@ -42,7 +43,7 @@ class EagerRounds:
         Args:
             trees: one tree per decode; None for bare roots.
             num_nodes: number of nodes of each tree to verify, if trees are pruned on the device.
-            masks: future from `TokenMasks.started`; this method returns only once the future is done.
+            masks: future from `TokenMasks.started`; this method waits until the future is done.
         """
         evidence = None
         if self.pruner is not None:

@@ -82,7 +82,7 @@ class RoundInFlight:
     `settle` fills the list."""
 
     def wait(self) -> RoundResult:
-        """Waits for the device and returns the result. The host waits for a round nowhere else."""
+        """Waits for the device and returns the result. No other function makes the host wait for a round."""
         if self.result is None:
             self.result = self._result()
         return self.result

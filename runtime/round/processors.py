@@ -1,6 +1,6 @@
 """Tables, by slot, of all settings that alter a sequence's logits: biases, penalties and masks of allowed tokens.
 
-All inputs are tables on the device, so that rounds can be captured. The tables' row of a slot counts the sequence's
+All inputs are tables on the device, so that rounds can be captured. A slot's row of token counts covers the sequence's
 tokens up to the root of the slot's tree. The tokens on the path from the root to a node are passed separately.
 """
 
@@ -60,9 +60,9 @@ class ProcessorTables:
         self._prompt_mask = column(False, torch.bool, self.vocab_size)
         self._output_counts = column(0, torch.int32, self.vocab_size)
         self._bias_rows = column(-1, torch.int64)
-        # A slot has three rows of bias; the position selects the row. Row 0 applies from position `_stops_from` on. Row
-        # 1 applies before `_stops_from` and also forbids stop tokens. Row 2 applies before `_begun_from` (at most
-        # `_stops_from`) and also forbids tokens that may not begin an answer.
+        # A slot has three rows of bias; the position selects the row. Row 0 applies at position `_stops_from` and
+        # later. Row 1 applies at earlier positions and also forbids stop tokens. At positions before `_begun_from`,
+        # which is at most `_stops_from`, row 2 replaces row 1 and also forbids tokens that may not begin an answer.
         self._bias = column(0, torch.float32, _BIAS_ROWS, self.vocab_size)
         self._stops_from = column(0, torch.int64)
         self._begun_from = column(0, torch.int64)

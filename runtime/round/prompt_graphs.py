@@ -1,4 +1,4 @@
-"""CUDA graphs of a verifier's rounds of prompts alone: one whole forward pass for each number of pieces.
+"""CUDA graphs of a verifier's rounds that only compute prompts: one whole forward pass for each number of pieces.
 
 Attention reads lengths and block tables on the device, and the pieces form a single segment, regardless of how the
 chunks are cut. Therefore a whole pass, including attention, is one graph. Inputs and outputs are in `ChunkBuffers`, as
@@ -24,11 +24,11 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class Pieces(NamedTuple):
-    """Empty inputs and outputs of a captured pass; all its data is in `ChunkBuffers`."""
+    """Inputs and outputs of a captured pass; has no fields, because all data of the pass is in `ChunkBuffers`."""
 
 
 class PromptGraphs:
-    """Runs rounds of prompts alone. Rounds that no graph holds are passed to `EagerRounds`, which has the same methods.
+    """Runs rounds without decodes. Rounds that fit no graph are passed to `EagerRounds`, which has the same methods.
 
     Args:
         pieces: numbers of pieces that are captured, ascending.

@@ -103,7 +103,7 @@ class Segment(NamedTuple):
 
 
 class PackedSegments(Protocol):
-    """Segments of a batch in the layout that a part's own kernels read."""
+    """Segments of a batch in the layout that the kernels of a runtime part (`runtime.parts`) read."""
 
     def attend(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, /, **options: Any
@@ -146,8 +146,8 @@ class Rows(NamedTuple):
     (key_dim + value_dim)].
     """
     packed: PackedSegments | None = None
-    """Segments in the layout that a part's own attention kernels read; None if `verifier.layers.attention` computes
-    attention."""
+    """Segments in the layout that the attention kernels of a runtime part read; None if `verifier.layers.attention`
+    computes attention."""
     into: "ModelOutput | None" = None
     """Memory in which the model may place its output."""
 
@@ -170,7 +170,7 @@ def joined(parts: list[Rows]) -> Rows:
 class Pruner(Protocol):
     """Chooses, on the device, the nodes of a round's trees that are most likely to be accepted.
 
-    Only these are verified.
+    Only the chosen nodes are verified.
     """
 
     def follow(self, plan: SchedulerOutput) -> None:
@@ -191,7 +191,8 @@ class Pruner(Protocol):
         ...
 
     def verified_nodes(self, evidence: Tensor, num_nodes: int) -> Tensor:
-        """Index before pruning of each verified node: int64 [num_reqs, num_nodes]; padding is the last drafted node."""
+        """Index that each verified node had before pruning: int64 [num_reqs, num_nodes]; padding is the last drafted
+        node."""
         ...
 
 
@@ -202,7 +203,7 @@ class ModelOutput(NamedTuple):
     """float [num_rows, vocab_size]"""
     taps: Tensor | None
     """[num_tokens, taps_size]: inputs of the tapped layers (residual stream), lowest layer first, then keys and values
-    of layers that are read."""
+    of the layers whose KV the drafter reads."""
 
     def split(self, num_rows: int) -> "tuple[ModelOutput, ModelOutput]":
         """Splits the output after the first `num_rows` rows, all of which must have logits."""
@@ -261,7 +262,7 @@ class Feature:
     kind: type = type(None)
     """Type of the feature's column, and its key in `Rows.columns`."""
     of_chunks = False
-    """Whether the feature concerns prompt chunks alone. Such a feature is skipped in batches without chunks, and
+    """Whether the feature concerns only prompt chunks. Such a feature is skipped in batches without chunks, and
     `entered` is called only if the batch has its column."""
     captures = True
     """Whether prompt chunks can be captured with this feature; decodes are captured with every feature."""

@@ -74,8 +74,8 @@ class ModelRunner:
         self.config = config
         self.device = slots.device
         self.device_clock = DeviceClock(self.device)
-        """Times of the stages `prefill` (forward passes over prompt pieces alone), `verify` (forward passes over
-        decodes, with or without prompt pieces) and `accept`."""
+        """Times of the stages `prefill` (forward passes over prompt pieces without decodes), `verify` (forward passes
+        over decodes, with or without prompt pieces) and `accept`."""
         # Prompt chunks are cut into pieces if their rounds can be captured, which every feature must allow.
         pieces = graph_device is not None and all(feature.captures for feature in features)
         self.max_depth = config.speculation.max_path - 1
@@ -128,8 +128,8 @@ class ModelRunner:
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:
         """Checks the trees that arrived for a round's decodes, and adds nodes that the host computes.
 
-        Nodes of the host are, for example, forced tokens. If the round is captured and the host adds no nodes, the
-        trees are returned unchecked, because the graphs check them.
+        The host computes, for example, nodes for tokens that a grammar forces. If the round is captured and the host
+        adds no nodes, the trees are returned unchecked, because the graphs check them.
 
         Args:
             rows: result of `SlotState.load` for this plan.

@@ -34,12 +34,12 @@ numbers of pieces. The first candidate that stays within the limit of graphs is 
 almost nothing; with more rows, the matrix products take as long as the launches of their kernels.
 """
 _PROMPTS = (4, 8, 12, 16, 24, 32)
-"""Numbers of pieces in rounds of prompts alone. Up to 12 pieces, padding costs no time, because launching the kernels
+"""Numbers of pieces in rounds without decodes. Up to 12 pieces, padding costs no time, because launching the kernels
 takes longer than computing the pieces. Beyond 12 pieces, less than a third of the pieces is padding. Rounds of more
 than 32 pieces are not captured, because computing them takes longer than launching their kernels."""
 _SIZES_KEPT = 5
-"""Number of batch sizes of each width that are reserved for rounds of decodes alone; only graphs beyond these are
-captured for mixed rounds.
+"""Number of batch sizes of each width that are reserved for rounds without prompt chunks. Mixed rounds get only the
+graphs that the limit `MOST_GRAPHS` allows in addition to these.
 """
 _MOST_PADDED = 384
 """Number of rows up to which a mixed graph is used even if most rows are padding, because computing so few rows takes
@@ -50,7 +50,7 @@ class RoundShapes(NamedTuple):
     """Shapes in which rounds of one tree width are captured; all fields ascending."""
 
     forwards: tuple[int, ...]
-    """Batch sizes of forward passes over decodes alone."""
+    """Batch sizes of forward passes over decodes without prompt chunks."""
     choices: tuple[int, ...]
     """Batch sizes in which the choice of tokens is captured; the largest size equals the largest size of `forwards`."""
     mixed: tuple[int, ...]
@@ -102,7 +102,7 @@ def num_graphs(config: EngineConfig) -> int:
 
 
 def prompt_pieces(config: EngineConfig) -> tuple[int, ...]:
-    """Returns the numbers of pieces in which rounds of prompts alone are captured, ascending.
+    """Returns the numbers of pieces for which rounds without decodes are captured, ascending.
 
     These graphs do not count towards `MOST_GRAPHS`.
     """

@@ -96,7 +96,8 @@ class SlotState:
         return copies
 
     def forget_published(self) -> None:
-        """Makes the next `publish` copy all columns: the drafter has new buffers, perhaps at the same addresses."""
+        """Makes the next `publish` copy all columns; called when the drafter has new buffers, perhaps at old
+        addresses."""
         self._written.clear()
 
     def load(self, plan: SchedulerOutput) -> DecodeRows:
@@ -148,7 +149,7 @@ class SlotState:
         self._num_changes["position_deltas"] += 1
 
     def _append_blocks(self, seqs: list[Sequence]) -> None:
-        """Writes blocks that sequences got since the last call into the rows of `block_tables`."""
+        """Writes into `block_tables` the blocks that sequences got since the last call."""
         slots: list[int] = []
         columns: list[int] = []
         blocks: list[int] = []

@@ -35,7 +35,8 @@ class TreeInbox:
     def copy_reply(self, reply: TreeReply) -> None:
         """Copies a drafter's reply into the inbox, with one kernel launch if the reply is on the same GPU."""
         if id(reply) not in self._copies:
-            # both replies are new, because the channel is new or creates new replies for each round
+            # Two other replies are stored, which will not arrive again: the channel is new, or creates a new reply for
+            # each round.
             if len(self._copies) == 2:
                 self._copies.clear()
             num_slots = len(reply.epochs)

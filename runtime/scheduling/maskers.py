@@ -29,7 +29,8 @@ class GrammarCompiler(Protocol):
         """Compiles a grammar.
 
         Raises:
-            ValueError: the grammar cannot be compiled; the message is one line that begins with the field's name.
+            ValueError: the grammar cannot be compiled; the message is one line that begins with the name of the
+                request's field that holds the grammar.
         """
         ...
 

@@ -13,7 +13,7 @@ class Chunk(NamedTuple):
     start: int
     length: int
     samples: bool = False
-    """Whether the chunk reaches the end of the sequence, so that the next token is sampled from its last row."""
+    """Whether the chunk reaches the end of the sequence, so that the chunk's last row samples the next token."""
     replay: bool = False
     """Whether the chunk only recomputes hidden states for the drafter, without changing the KV cache or the tokens."""
 
@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the chunk's rows are text tokens alone, without spans, reports or prompt log-probabilities."""
+        """Whether all rows of the chunk are text tokens without a report and without prompt log-probabilities."""
         return not (self.seq.request.spans or self.prompt_targets() or self.report)
 
     @property
@@ -89,7 +89,7 @@ class SchedulerOutput(NamedTuple):
 
     @property
     def adds_nodes(self) -> bool:
-        """Whether the host may add nodes to the trees: forced tokens of a grammar, or continuations of earlier text."""
+        """Whether the host may add nodes to the trees: tokens forced by a grammar or copied from earlier text."""
         return self.is_masked or any(seq.draft.text_tree is not None for seq in self.decodes)
 
     @property

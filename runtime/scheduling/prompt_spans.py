@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 
 class PromptSpan(Protocol):
-    """Consecutive prompt tokens in whose place a model reads other content.
+    """Consecutive prompt tokens that stand for other content, such as an image, which the model reads instead.
 
-    Parts of the runtime define the kinds of spans.
+    Runtime parts (`runtime.parts`) define the kinds of spans.
     """
 
     @property

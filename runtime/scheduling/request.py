@@ -58,7 +58,7 @@ class RequestTooExpensive(Exception):
 
 
 class Variant(NamedTuple):
-    """Variant of the served model (an adapter), as requests name it."""
+    """Variant of the served model, such as an adapter, that a request names."""
 
     name: str
     """Name that clients pass as `model`."""
@@ -81,7 +81,7 @@ class GrammarSpec(NamedTuple):
 
 
 class PromptReport:
-    """Report on a prompt whose request gets no answer, such as a score or an embedding.
+    """Report, such as a score or an embedding, on the prompt of a request that gets no answer.
 
     A `Feature` computes the report's values chunk by chunk.
     """
@@ -130,7 +130,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    """Penalty on tokens of the prompt and the output; presence and frequency penalties apply to output tokens alone."""
+    """Penalty on tokens of the prompt and the output; presence and frequency penalties apply only to output tokens."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs of a token id and the value added to that token's logit."""
     allowed_token_ids: tuple[int, ...] = ()
@@ -143,12 +143,12 @@ class SamplingParams:
     min_tokens: int = 0
     """Number of tokens to generate before an end-of-sequence token or a token of `stop_token_ids` is allowed."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the request, also with `ignore_eos`."""
+    """Tokens that end the request, even if `ignore_eos` is set."""
     logprobs: int | None = None
     """Number of most likely tokens whose log-probabilities are reported, in addition to the chosen token's; None
     reports none."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, but for the prompt's tokens from the second token on."""
+    """As `logprobs`, but for all prompt tokens except the first."""
     priority: int = 0
     """Requests of higher priority are admitted first and preempted last."""
     cache_salt: str = ""
@@ -170,10 +170,10 @@ class SamplingParams:
             object.__setattr__(self, "temperature", 0.0)
 
     def check(self) -> None:
-        """Raises ValueError, beginning with the field's name, for a field that is out of range.
+        """Raises ValueError for a field that is out of range; the message begins with the name of that field.
 
-        Values within range can be stored in the tensors into which they are copied, so no request's numbers can make a
-        batch fail.
+        A value within range can be stored in the tensor into which the value is copied, so that no request's values
+        make a batch fail.
         """
         for name, kind, low, high, allowed in _RANGES:
             value = getattr(self, name)
@@ -217,7 +217,7 @@ class SamplingParams:
 
     @property
     def may_leave_nothing(self) -> bool:
-        """Whether the fields together may forbid every token at some position; the answer ends at such a position."""
+        """Whether the fields combined may forbid every token at some position; the answer ends at such a position."""
         return self.grammar is not None and bool(
             self.allowed_token_ids or self.bad_words or self.min_tokens or self.banned_first
         )
@@ -267,8 +267,8 @@ class Request:
     """Tokens that another engine has already generated for the request; `max_tokens` and `min_tokens` count these
     tokens too."""
     alone: bool = False
-    """Whether engines have died while running this request: such a request runs alone until it has generated more than
-    `ALONE_TOKENS` tokens."""
+    """Whether engines have died while they ran this request. Such a request runs without other requests until it has
+    generated more than `ALONE_TOKENS` tokens."""
     variant: Variant | None = None
     """Variant of the model to run with; None for the base model."""
     spans: tuple[PromptSpan, ...] = field(default=(), compare=False)
@@ -317,7 +317,7 @@ class VerifiedRound(NamedTuple):
     tree_parents: tuple[int, ...] = ()
     """Index of each node's parent, which is smaller than the node's own index; -1 for the root."""
     accepted_nodes: tuple[int, ...] = ()
-    """Indices of the accepted nodes, by depth from depth 1 on."""
+    """Indices of the accepted nodes, in order of depth; the first index is that of the node at depth 1."""
     plain_reason: str = ""
     """Reason for decoding without a tree; empty if there is a tree. See `runtime.engine.round_counts`."""
 
@@ -338,11 +338,12 @@ class RequestOutput(NamedTuple):
     not a complete answer.
     """
     is_refusal: bool = False
-    """Whether the request's content caused `failure`, whose text then begins with the name of the field."""
+    """Whether the request's content caused `failure`. The text of `failure` then begins with the name of the request's
+    field at fault."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """Log-probabilities of the new tokens, if requested."""
     prompt_logprobs: Sequence[TokenLogprob] = ()
-    """Log-probabilities of the prompt's tokens from the second on; set on the first output, if requested."""
+    """Log-probabilities of all prompt tokens except the first; set on the first output, if requested."""
     report: bytes = b""
     """Report on the prompt; set on the first output, if the request has a `report`."""
     rounds: tuple[VerifiedRound, ...] = ()

@@ -158,7 +158,10 @@ class Scheduler:
             self._free(seq)
 
     def add_first(self, request: Request) -> None:
-        """Queues a request that runs before all other requests, and alone. No sequence may be running."""
+        """Queues a request that runs before all other requests and shares its rounds with no request.
+
+        No sequence may be running.
+        """
         seq = Sequence(request)
         self.suspects.add(seq)
         self.waiting.appendleft(seq)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DraftProgress:
-    """Drafting state of a sequence; written by the drafter client alone."""
+    """Drafting state of a sequence; only the drafter client writes this state."""
 
     followed: bool = False
     """Whether the drafter receives this sequence's tokens; if not, the fields below have no meaning."""
@@ -67,7 +67,7 @@ class TokenMasker(Protocol):
         Raises:
             NothingAllowed: every token is forbidden.
             ValueError: the token is forbidden.
-            RequestTooExpensive: matching the sequence against the grammar needs too much computing or memory.
+            RequestTooExpensive: matching the sequence against the grammar needs too much computation or memory.
         """
         ...
 
@@ -234,8 +234,8 @@ class Sequence:
     def is_awaited(self) -> bool:
         """Whether the sequence skips a round while its tokens are in flight.
 
-        The grammar may force tokens after those in flight; drafting the forced tokens gains more than running another
-        round now.
+        The grammar may force tokens after the tokens in flight. Drafting these forced tokens saves more time than
+        running another round now.
         """
         return self.masker is not None and self.request.params.speculation and self.masker.may_force()
 

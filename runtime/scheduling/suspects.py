@@ -1,6 +1,6 @@
 """Sequences suspected of making a round raise or an engine die.
 
-Each such sequence runs alone until it is past that round.
+Each such sequence runs alone until the sequence has more tokens than at the failure.
 """
 
 import math
@@ -8,8 +8,8 @@ import math
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MAX_UNEXPLAINED = 3
-"""Number of unexplained rounds at which the engine counts as broken. A round is unexplained if it raised although each
-of its sequences later ran alone without raising.
+"""Number of unexplained rounds at which the engine counts as broken. A round is unexplained if the round raised an
+exception, but each of its sequences later ran alone without an exception.
 """
 FORGOTTEN_AFTER = 1000
 """Number of successful rounds in a row after which one unexplained round is no longer counted."""
@@ -24,10 +24,9 @@ class Suspects(dict[Sequence, float]):
     def __init__(self) -> None:
         super().__init__()
         self.num_unexplained = 0
-        """Number of rounds that raised although all their sequences later ran alone without raising; reduced by
-        successful rounds."""
+        """Number of unexplained rounds so far, see `MAX_UNEXPLAINED`; reduced by successful rounds."""
         self._unexplained = False
-        """Whether a round has raised and none of its sequences has raised while running alone so far."""
+        """Whether a round has raised an exception that no sequence has raised so far while running alone."""
         self._num_good_rounds = 0
 
     def add(self, seq: Sequence, passed_at: float = math.inf) -> None:

@@ -11,8 +11,8 @@ from wingbeat.runtime.scheduling.request import SamplingParams, TokenLogprob
 class TokenReports:
     """Buffer of one sequence's log-probabilities and report values.
 
-    A settled round fills the buffer before the sequence takes the round's tokens; the output of these tokens empties
-    it.
+    A settled round fills the buffer before the sequence takes the round's tokens; the output with these tokens empties
+    the buffer.
     """
 
     def __init__(self, params: SamplingParams) -> None:

@@ -85,7 +85,7 @@ class StateKeeper(KeepingFeature):
         columns are used cyclically.
         """
         self._reserved: dict[int, tuple[int, int]] = {}
-        """Index in `_targets` of the entry that holds a saved row; keys are the saved rows."""
+        """By number of a row for saved states: the index in `_targets` of the entry that refers to this row."""
         self._reach = [0] * config.max_num_seqs
         """By slot, the length up to which rows are assigned."""
 

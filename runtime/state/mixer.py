@@ -1,7 +1,7 @@
-"""Runs a transformers mixer over the rows of a round: splits the rows by sequence and calls transformers' own code.
+"""Runs a mixer of transformers over the rows of a round: splits the rows by sequence and calls transformers' code.
 
-The forward is transformers' own. The mixer's outer linear layers multiply all rows at once; only the inner part, which
-mixes the tokens of a sequence, runs per sequence.
+The mixer's forward is transformers' code. Its outer linear layers multiply all rows of the round at once; only the
+inner part, which mixes the tokens of a sequence, runs per sequence.
 """
 
 import inspect

@@ -74,7 +74,7 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: 
             "transformers' cache"
         )
     edges = _edges(model, [module for state in states for module in modules[state.layer]], attention)
-    # Several mixers of a layer share the layer's state; each mixer writes other parts of it.
+    # Several mixers of a layer share the layer's state; each mixer writes a different part of the state.
     return tuple(
         (TreeMixer if TreeMixer.fits(module, state) else Mixer)(module, state, *edges[module])
         for state in states

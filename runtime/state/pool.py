@@ -97,7 +97,7 @@ class StatePool:
                 self._layers[layer][part.recurrent, part.index] = own
 
     def parts(self, layer: int) -> dict[tuple[bool, int], Tensor]:
-        """Returns one layer's states: tensors [num_rows, ...] by (whether it is recurrent, index)."""
+        """Returns one layer's states: tensors [num_rows, ...] by pair (whether the state is recurrent, index)."""
         return self._layers[layer]
 
     def gather(self, layer: int, rows: Tensor) -> StateView:

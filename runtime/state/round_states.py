@@ -61,7 +61,7 @@ class DecodeStates:
 
     @property
     def slots(self) -> Tensor:
-        """int64 [num_seqs]: slot of each sequence of `paths_of`; the sequence starts from the state of this slot."""
+        """int64 [num_seqs]: for each sequence of `paths_of`, the slot that holds the sequence's starting state."""
         slots = self.decodes.slots
         return slots if self._is_path else slots.repeat_interleave(self._paths.shape[1])
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 STATES = "a model with recurrent state"
 RANKS = "`tensor_parallel_size` above 1"
-"""Name of the feature; must equal its name in the tensor-parallel part."""
+"""Name of the unsupported feature in messages; must equal the name that the tensor-parallel part gives this feature."""
 MOST_INTERVAL = 2**31 - 1
 REFUSED = (Refusal(STATES, RANKS, "ranks do not divide states", known=Known.LOADED),)
 ENGINE_SETTINGS = {"state_interval": (int, 256), "num_saved_states": (int | None, None)}

@@ -43,10 +43,10 @@ class TreeView:
         self._convolved = 0
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Returns None, as before the first token, because `convolve` reads the past inputs itself."""
+        """Returns None, like a cache before the first token, because `convolve` reads the past inputs itself."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Returns None, as before the first token, because the recurrence reads the state itself."""
+        """Returns None, like a cache before the first token, because the recurrence reads the state itself."""
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
         """Stores which convolution runs next; returns the inputs [num_reqs, channels, num_nodes] unchanged."""
@@ -54,7 +54,7 @@ class TreeView:
         return conv_states
 
     def update_recurrent_state(self, recurrent_states: None, layer_idx: int, state_idx: int = 0) -> None:
-        """Does nothing, because states advance only when drafted tokens are accepted or rejected."""
+        """Does nothing, because states advance only after the accepted path is known."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether states before the latest are recorded; always False."""
@@ -113,7 +113,7 @@ class TreeView:
 
 
 class _Recurrence(NamedTuple):
-    """Name of a transformers function, and its replacement over trees."""
+    """Name of a function of transformers, and the function that replaces it in passes over trees."""
 
     name: str
     over_trees: Callable

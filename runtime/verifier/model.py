@@ -59,7 +59,7 @@ class LayerTaps:
         return taps
 
     def remove(self) -> None:
-        """Removes the hooks from the model, which outlives this object if several objects share it."""
+        """Removes the hooks from the model, because other objects may go on using the model."""
         for hook in self._hooks:
             hook.remove()
 
@@ -103,7 +103,7 @@ class VerifierModel(nn.Module):
             self._pack_segments = next(iter(hooks("pack_segments")), _leave_segments)
 
     def remove_taps(self) -> None:
-        """Removes the hooks from the model, which outlives this object if several objects share it."""
+        """Removes the hooks from the model, because other objects may go on using the model."""
         self.taps.remove()
 
     @torch.inference_mode()

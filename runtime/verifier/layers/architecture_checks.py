@@ -93,7 +93,10 @@ def _which(indices: list[int], layers: list[object]) -> str:
 
 
 def position_limit(model: PreTrainedModel) -> int:
-    """Returns the number of positions within which rotary angles are fixed, at most the model's number of positions."""
+    """Returns the number of positions up to which rotary angles do not depend on the lengths of the sequences.
+
+    The result is at most the model's number of positions.
+    """
     config = model.config.get_text_config()
     most = min(getattr(config, "max_position_embeddings", None) or MOST_POSITIONS, MOST_POSITIONS)
     # Beyond longrope's original length, the longest sequence of a batch would change the rotation of all sequences.

@@ -25,7 +25,7 @@ class Division(Protocol):
         ...
 
     def agree(self, problem: str | None) -> str | None:
-        """Returns the problem that a process of the group had with a step, in one line.
+        """Returns, in one line, the problem that any process of the group had with a step.
 
         Returns None if the step worked on all processes.
 

@@ -38,7 +38,8 @@ def _known(model: PreTrainedModel) -> bool:
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Computes the experts' output [num_rows, hidden] from rows [num_rows, hidden] and chosen experts [num_rows, k].
 
-    A row's sum over experts follows the order of its chosen experts, so the sum does not depend on other rows.
+    The experts' outputs for a row are added in the order of the row's chosen experts, so that the sum does not depend
+    on other rows.
     """
     own: Any = module
     routes = Routes.of(top_k_index, own.num_experts)

@@ -83,8 +83,8 @@ class OpsSwap(Swap):
 
     def __init__(self, ops: LayerOps, division: Division | None) -> None:
         self.ops, self._division = ops, division
-        # Attention alone is not swapped in a divided model, because the output projection needs a sum across
-        # processes, which the projection's own module computes.
+        # In a divided model, an attention module is not swapped without its layer, because the output projection needs
+        # a sum across processes, which only the projection's own module computes.
         self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
@@ -274,7 +274,7 @@ class FusedLayer(SwappedLayer, Joined):
 class FusedNorm(Joined):
     """A norm outside fused layers that is computed with the functions of `LayerOps`.
 
-    Single module objects are given this class, so modules that are created later are not fused.
+    The class is assigned to existing module objects, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None
@@ -322,8 +322,8 @@ _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 class FusedRotary(nn.Module):
     """Rotary embedding that computes cosines and sines in one step.
 
-    If the module's forward takes a layer type, the angles depend on that type. Single module objects are given this
-    class, so modules that are created later are not fused.
+    If the module's forward takes a layer type, the angles depend on that type. The class is assigned to existing module
+    objects, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None

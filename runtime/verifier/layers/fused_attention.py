@@ -1,4 +1,4 @@
-"""The attention half of a decoder layer as fused steps, for fused layers and for attention modules alone."""
+"""The attention half of a decoder layer as fused steps, for fused layers and for fused attention in unfused layers."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

@@ -51,7 +51,7 @@ class Packed(Protocol):
 
 
 class FewRows(Protocol):
-    """Computes a linear layer's matrix product for few rows, with a kernel that is faster than the library."""
+    """Computes a linear layer's matrix product for few rows, with a kernel that is faster than the library's kernel."""
 
     def takes(self, num_rows: int) -> bool:
         """Whether the kernel is used for `num_rows` rows."""
@@ -100,7 +100,7 @@ class PackableLinear(Packable, nn.Linear):
 
     @property
     def is_writable(self) -> bool:
-        """Whether arbitrary new weights can be written into the layer; a packed form may not be able to hold them."""
+        """Whether arbitrary new weights can be written into the layer; some packed forms cannot hold every weight."""
         return self.packed is None
 
     def write(self, weight: Tensor) -> None:

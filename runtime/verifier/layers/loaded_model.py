@@ -146,7 +146,8 @@ class LoadedModel:
 
     @property
     def seats(self) -> Seats | None:
-        """Seats that some requests need in addition to a slot; None if no request needs a seat."""
+        """Seats (such as memory for an adapter) that some requests need besides a slot; None if no request needs
+        any."""
         return next((part.seats for part in self.parts.values() if part.seats is not None), None)
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
@@ -188,7 +189,7 @@ class LoadedModel:
         return spec | reader.channel_fields(embedding_width if embedding_width == self.hidden_size else 0)
 
     def part_figures(self) -> dict[str, dict[str, float]]:
-        """Returns the parts' figures, by part name; parts without figures are left out."""
+        """Returns the parts' metrics, by part name; parts without metrics are left out."""
         return {name: figures for name, part in self.parts.items() if (figures := part.figures())}
 
     def part_seconds(self) -> dict[str, float]:
@@ -204,7 +205,7 @@ class LoadedModel:
 def features_of(
     loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
 ) -> tuple[Feature, ...]:
-    """Returns the features of an engine with this model."""
+    """Returns the features that an engine with this model adds to its batches."""
     found: list[Feature] = [*(feature(loaded) for feature in hooks("feature")), *loaded.own_features]
     found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
     return tuple(found)

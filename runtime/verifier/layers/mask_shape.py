@@ -26,8 +26,7 @@ class MaskShape(NamedTuple):
     window: int | None = None
     """Sliding window: keys at a distance >= window are hidden. None hides no key."""
     causal_until: int | None = None
-    """Set if no window describes the mask: rows before this position see every earlier key, and rows from this position
-    on see other keys. None otherwise."""
+    """If no window describes the mask, the position of the first row that does not see every earlier key; else None."""
 
 
 def for_text(mask_function: MaskFunction, num_tokens: int, device: torch.device | None = None) -> MaskFunction:

@@ -30,7 +30,7 @@ class ModelPart:
     computed_by = ""
     """Description of changes to the model's logits; empty if the part changes none."""
     seats: Seats | None = None
-    """Seats that some requests need in addition to a slot; None if no request needs a seat."""
+    """Seats (such as memory for an adapter) that some requests need besides a slot; None if no request needs a seat."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
         """Returns an engine's configuration, adjusted to the part; `name` is the model's name.
@@ -77,7 +77,7 @@ class ModelPart:
         return None
 
     def figures(self) -> dict[str, float]:
-        """Returns the part's figures for metrics; empty if the part has none."""
+        """Returns the part's metrics; empty if the part has no metrics."""
         return {}
 
     def seconds(self) -> dict[str, float]:
@@ -86,7 +86,7 @@ class ModelPart:
 
 
 class SpanReader(ModelPart, ABC):
-    """Part that reads media spans of prompts; a verifier has at most one."""
+    """Runtime part that reads media spans of prompts; a verifier has at most one such part."""
 
     whole_spans: bool
     """Whether a span must stay in one round, see `PromptSpan.whole`."""

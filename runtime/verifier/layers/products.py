@@ -79,7 +79,7 @@ class Product:
 def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
     """Times the few-rows kernel and the library for each kind of product.
 
-    All products of a kind then use the faster one.
+    All products of a kind then use the faster of the two.
     """
     found: list[str] = []
     graphs: CudaGraphDevice | None = None

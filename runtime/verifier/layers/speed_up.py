@@ -121,7 +121,7 @@ def _with_rope(kind: type[nn.Module], dtype: torch.dtype) -> type[nn.Module] | N
     rope = Rope(forward.__globals__[FUNCTION_NAME])
     if isinstance(rope.original, Rope) or not _same_rope(rope, dtype):
         return None
-    # The forward is transformers' own code with another function bound to the global name.
+    # The new forward runs transformers' own code, in which the global name `FUNCTION_NAME` refers to another function.
     names = {**forward.__globals__, FUNCTION_NAME: rope}
     # The module's name is not copied, because torch.compile would then look the function up in the original module.
     del names["__name__"]

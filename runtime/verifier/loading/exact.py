@@ -81,14 +81,15 @@ def exact_copy(model: PreTrainedModel, attention: list[LayerAttention]) -> tuple
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Returns a float32 copy of a tensor; the placeholder of a packed weight stays a single expanded number."""
+    """Returns a float32 copy of a tensor; the copy of a packed weight's placeholder is again one number, expanded to
+    the weight's shape."""
     if tensor.untyped_storage().nbytes() < tensor.nbytes:
         return tensor.data[(0,) * tensor.ndim].float().expand(tensor.shape)
     return tensor.data.to(torch.float32, copy=True) if tensor.dtype in HALVES else tensor.data.clone()
 
 
 def _cut_config(model: PreTrainedModel, num_layers: int, count: int) -> None:
-    """Changes the model's config, for `num_layers` layers, to describe only the first `count` layers."""
+    """Makes the config of a model with `num_layers` layers describe only the model's first `count` layers."""
     config = model.config.get_text_config()
     config.num_hidden_layers = count
     for name, value in list(vars(config).items()):

@@ -114,9 +114,7 @@ def prepare_model(
     eight_bits: bool = False,
     written: Sequence[int] = (),
 ) -> LoadedModel:
-    """Probes a model's attention, and switches the model to paged attention.
-
-    Then tests the model against transformers' decoding.
+    """Probes a model's attention, switches to paged attention, and compares the model with transformers' decoding.
 
     Args:
         division: group of processes among which layers are divided; each process prepares its shard. None for a whole

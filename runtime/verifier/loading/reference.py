@@ -148,7 +148,7 @@ def trial_texts(
 
 
 def written_texts(texts: list[TrialText], tokens: Sequence[int]) -> list[TrialText]:
-    """Returns texts of the same lengths from the tokens of `WRITTEN`, starting at evenly spaced offsets."""
+    """Returns texts with the lengths of `texts`, cut from `tokens` at evenly spaced offsets."""
     found = []
     for index, text in enumerate(texts):
         length = len(text.prompt)

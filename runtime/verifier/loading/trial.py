@@ -1,8 +1,8 @@
-"""Tests a prepared model in engine batches against transformers with eager attention.
+"""Compares a prepared model, run in an engine's batches, with transformers' eager attention.
 
-Two sequences of different lengths go through the engine's batches and paged cache: prompts in uneven chunks, one chunk
-together with the other sequence's decode, plain steps, then trees with siblings at two depths. Every row of logits is
-compared with the reference (`wingbeat.runtime.verifier.loading.reference`).
+Two sequences of different lengths go through the engine's batches and paged cache: prompts in uneven chunks (one of
+them in a round in which the other sequence decodes), plain steps, then trees with siblings at two depths. Every row of
+logits is compared with the reference (`wingbeat.runtime.verifier.loading.reference`).
 """
 
 from dataclasses import replace
@@ -41,11 +41,12 @@ _CHUNKS = (7, 1)
 _IN_TREE = "at depth"
 FULL_PRECISION_TOLERANCE, LARGEST_TOLERANCE = 2e-3, 0.02
 """Largest distances of float32 logits rows from transformers' rows, relative to the logits' spread. The first tolerance
-holds for all rows except the farthest row. The second holds for the farthest row, because with sharp attention rounding
-alone may move a single row farther than the other rows.
+holds for all rows except the farthest row. The second tolerance holds for the farthest row, because with sharp
+attention rounding alone may move a single row farther than the other rows.
 """
 OUTLIER_FACTOR = 300
-"""Maximum distance of a text's farthest row, as a multiple of the median distance; the larger tolerance holds too."""
+"""Maximum distance of a text's farthest row, as a multiple of the median distance; `LARGEST_TOLERANCE` applies in
+addition."""
 ROUNDING_FACTOR, ROUNDING_SLACK = 3, 0.02
 """In half precision, the median distance from float32 may be at most transformers' median distance times this factor,
 plus the slack. The slack matters for models with almost no rounding."""
