@@ -23,7 +23,10 @@ CACHE_LINE_WORDS = 8
 
 
 class Word:
-    """Index of each counter in a ring's words (memoryview of format "q"); each has a cache line and one writer."""
+    """Indices of a ring's counters in the ring's int64 words (a memoryview of format "q").
+
+    Each counter has its own cache line and a single writer.
+    """
 
     WRITTEN = 0
     """Bytes written since the ring was created."""

@@ -364,7 +364,7 @@ def _convention_rows(convention: Findings) -> Iterator[tuple[str, str]]:
     if open_fields and convention["readings"]:
         yield "left open by the files", f"{open_fields}: {len(convention['readings'])} readings"
     elif open_fields:
-        yield "open without the verifier", open_fields
+        yield "to be confirmed with --model", open_fields
 
 
 def _bytes(number: int) -> str:

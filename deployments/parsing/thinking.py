@@ -50,7 +50,7 @@ class ThinkingParser(Parser):
         return self._read_thoughts() if self._at is _At.THINKING else self._rest()
 
     def flush(self) -> MessageDelta:
-        """Returns the text that was held back, because an incomplete mark at the end is ordinary text."""
+        """Returns the text that was held back as the possible start of a mark, which at the end is ordinary text."""
         rest = self._rest()
         if self._at is _At.THINKING or (self._at is _At.START and self._opens):
             return MessageDelta(reasoning=rest.content)

@@ -93,7 +93,7 @@ class _Copy:
         self._event.record()
 
     def wait(self) -> Tensor:
-        """Waits for the copy, and returns the rows in memory that later rounds do not overwrite."""
+        """Waits for the copy, and returns a copy of the rows, which no later round overwrites."""
         if self._event is None:
             return self._host
         self._event.synchronize()

@@ -222,8 +222,8 @@ class Scheduler:
     ) -> list[RequestOutput]:
         """Appends the tokens of the oldest round in flight, caches full blocks and ends finished requests.
 
-        The caller leaves out rows of sequences that have left their slot since the launch, even if they have a slot
-        again.
+        `decodes` and `chunks` must not contain a sequence that lost its slot after the round was launched, even if the
+        sequence has been given a slot again.
         """
         if self.suspects.num_unexplained:
             self.suspects.round_went_well()

@@ -114,7 +114,9 @@ class DraftMedia(NamedTuple):
     """Image inputs of a draft head's graph; by default none."""
 
     num_axes: int = 0
-    """Number of RoPE axes of the head's pairs: 3 if the head uses rows and columns of images, else 0."""
+    """Number of position axes of each draft pair: 3 (time, image row, image column) with M-RoPE; 0 if each pair has a
+    single position.
+    """
     width: int = 0
     """Width of the image embeddings that the head reads in place of token embeddings; 0 if it reads no image
     embeddings.

@@ -37,7 +37,8 @@ class EagleFamily(UnrolledFamily):
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
         """See `Family.load`."""
-        # The target has no lender here, because weights that are trained must not be shared with a running verifier.
+        # Without a lender the head gets its own copies of the target's weights. Training must not change weights that a
+        # running verifier uses.
         return load_eagle_head(folder, replace(target, lender=None))
 
     def free(self, head: TrainedHead) -> TrainedHead:

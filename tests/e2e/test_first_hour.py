@@ -72,13 +72,14 @@ def _is_run(command: str) -> bool:
 
 
 SERVE_PAIR = ".venv/bin/wingbeat serve MODEL DRAFTER"
-SERVE_RUN = ".venv/bin/serve run wingbeat.deployments.app:build model=MODEL drafter=DRAFTER"
+PAIR = ("examples/demo_pair/verifier", "examples/demo_pair/drafter")
+SERVE_RUN = ".venv/bin/serve run wingbeat.deployments.app:build model={} drafter={}".format(*PAIR)
 
 WRONG_PATHS = {
     "model": (["serve", "/no/such/folder"], "there is no folder /no/such/folder"),
     "model below here": (["serve", "./models/llama"], "there is no folder models/llama"),
     "model or a name of the hub": (["serve", "models/llama"], "there is no folder models/llama here"),
-    "model that is a file": (["serve", "weights.gguf"], "weights.gguf is damaged, or is no GGUF file"),
+    "model that is a file": (["serve", "weights.gguf"], "weights.gguf is damaged or not a GGUF file"),
     "model without config": (["serve", "models"], "folder models is empty"),
     "drafter": (["serve", "--drafter", "/no/such/head"], "there is no folder /no/such/head"),
     "drafter below here": (["serve", "--drafter", "./heads/one"], "there is no folder ./heads/one"),
@@ -329,7 +330,7 @@ def test_serve_run_serves_a_pair_in_a_cluster_that_runs(ray_cluster: str, home: 
     from ray import serve
 
     pair = demo_pair()
-    words = SERVE_RUN.replace("MODEL", str(pair.verifier)).replace("DRAFTER", str(pair.drafter)).split()[1:]
+    words = SERVE_RUN.replace(PAIR[0], str(pair.verifier)).replace(PAIR[1], str(pair.drafter)).split()[1:]
     # As docs/operations.md has it: a cluster that asks for Ray's token asks these commands too.
     env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     try:
