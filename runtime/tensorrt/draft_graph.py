@@ -92,7 +92,7 @@ class DraftGraph(nn.Module):
             return attend
 
         # A committed pair takes its features from the verifier's taps, a drafted pair from the head's hidden states.
-        # The graph selects one of these two sources instead of adding both: `fc` maps the zero taps of a drafted pair to
+        # The graph selects one of the two sources instead of adding both: `fc` maps the zero taps of a drafted pair to
         # the bias of `fc`, which would then be added.
         drafted = hidden_states_from_draft.abs().amax(dim=-1, keepdim=True) > 0
         features = torch.where(drafted, head.feedback(hidden_states_from_draft), head.fuse(hidden_states_input))
