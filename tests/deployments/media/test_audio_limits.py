@@ -80,7 +80,7 @@ BAD = {
     "channels without end": (header(channels=2**16 - 1), "is a damaged wav file: Too many channels"),
     "a-law": (header(kind=6, align=1, bits=8), "holds A-Law in WAV (Microsoft), which is not supported"),
     "a burst of one sample": (wav(sound()[:1], rate=192_000), "has no samples"),
-    "no numbers": (wav(np.full(900, np.nan, np.float32), kind=3), "has samples that are no numbers"),
+    "no numbers": (wav(np.full(900, np.nan, np.float32), kind=3), "has samples that are NaN or infinite"),
     "endlessly loud": (wav(np.full(900, 1e38, np.float32), kind=3), "beyond 32 times full scale"),
     "many bytes": (bytes(2**17 + 3), "has more than 131072 bytes"),
 }
