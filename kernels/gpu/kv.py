@@ -165,7 +165,7 @@ def address_of(table, stored, num_blocks, real, BLOCK_SIZE: tl.constexpr):
     return block * BLOCK_SIZE + stored - index * BLOCK_SIZE
 
 
-@triton.jit(do_not_specialize=["stride_table"])
+@triton.jit(do_not_specialize=["num_blocks", "width", "stride_table"])
 def _slot_mapping_kernel(
     tables,  # int64 [num_reqs, num_blocks]
     positions,  # int64 [num_reqs, width]

@@ -157,6 +157,7 @@ def _histories(tail: list[int], token_ids: np.ndarray, parents: np.ndarray, leng
     known = np.array([-1] * (length - len(tail)) + tail)
     node = np.arange(len(parents))
     above = np.maximum(parents, 0)
+    above[0] = 0
     columns, depth = [], np.zeros_like(node)
     for _ in range(length):
         below = node > 0

@@ -65,7 +65,7 @@ LAUNCHES = {
 """Launches, graphs and uploads, for every batch size."""
 SPREAD = {
     ("plain", "verifier"): (22, 10),
-    ("adaptive tree", "verifier"): (31, 19),
+    ("adaptive tree", "verifier"): (33, 19),
     ("adaptive tree", "drafter"): (13, 10),
 }
 """Largest number of files entered in a steady captured round, and of types of records passed to functions."""

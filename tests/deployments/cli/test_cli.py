@@ -33,9 +33,18 @@ def wingbeat(capsys):
         ("train drafter --verifier v", "--output"),
         ("train drafter --verifier v --output out --corpus /nowhere", "/nowhere"),
         ("train drafter --output out", "--verifier"),
-        ("train drafter --verifier v --output out --family dspark --layout specforge", "family='dspark' does not have this setting"),
-        ("train drafter --verifier v --output out --family dflash --pair-rank 8", "family='dflash' does not have this setting"),
-        ("train drafter --verifier v --output out --family p-eagle --ttt-steps 3", "family='p-eagle' does not have this setting"),
+        (
+            "train drafter --verifier v --output out --family dspark --layout specforge",
+            "family='dspark' does not have this setting",
+        ),
+        (
+            "train drafter --verifier v --output out --family dflash --pair-rank 8",
+            "family='dflash' does not have this setting",
+        ),
+        (
+            "train drafter --verifier v --output out --family p-eagle --ttt-steps 3",
+            "family='p-eagle' does not have this setting",
+        ),
         ("train drafter --verifier v --output out --family medusa", "--family"),
         ("train wings", "wings"),
         ("fly", "fly"),
