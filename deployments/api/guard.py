@@ -30,10 +30,12 @@ CLIENT_CLOSED_REQUEST = 499
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/reset_prefix_cache"}).union(*hooks("operator_paths"))
 """Paths for operators; see `Access.check_operator`."""
-_KEYED = ("/v1", "/inference/v1", "/tokenize", "/detokenize", "/tokenizer_info")
+_KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Prefixes of paths that need an API key, because they start a computation, or return data that a caller without a key
 should not see.
 """
+_WITH_BODIES = frozenset().union(*hooks("bodies"))
+"""Paths of the parts' routes that read a body. They compute, so they need an API key whatever their prefix is."""
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
 """Paths whose POST triggers an action without a body; a body that a client sends is ignored."""
 _MAY_LACK_BODY = frozenset().union(*hooks("optional_bodies"))
@@ -173,7 +175,7 @@ class HttpGuard:
             return
         if route.path in _OPERATORS:
             self._access.check_operator(headers.getlist("authorization"))
-        elif route.path.startswith(_KEYED):
+        elif route.path in _WITH_BODIES or route.path.startswith(_KEYED):
             self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
         if problem is not None:
             raise problem

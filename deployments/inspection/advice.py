@@ -118,12 +118,11 @@ def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | Non
             timeout=HUB_S,
         )
         answer.raise_for_status()
-        found = answer.json()
-    except Exception as error:  # the HTTP library's exceptions without a network
-        return [], f"the hub cannot be reached: {type(error).__name__}"
+        found = [(str(one["id"]), int(one.get("downloads") or 0)) for one in answer.json()]
+    except Exception as error:  # the HTTP library's without a network, or an answer that is no list of repositories
+        return [], f"the hub cannot be searched: {type(error).__name__}"
     heads = []
-    for repository in found:
-        name_there, downloads = repository["id"], repository.get("downloads") or 0
+    for name_there, downloads in found:
         kind = next((kind for pattern, kind in KINDS_BY_NAME if re.search(pattern, name_there, re.I)), None)
         if kind is not None:
             heads.append(Head(name_there, kind, f"on the hub, {downloads:,} downloads, by its name alone"))

@@ -73,10 +73,9 @@ def assemble(
     )
     graph_device = _graph_device(config, loaded.device, graph_device)
     graph_device = None if graph_device is None else backend.graph_device(graph_device)
-    make_runner = ModelRunner
-    if loaded.device.type == "cpu" and graph_device is None and False not in (on_host, backend.on_host):
-        make_runner = first_result("host_round", kv_dtype(config, loaded.dtype)) or ModelRunner
-    runner = make_runner(
+    runs_on_host = loaded.device.type == "cpu" and graph_device is None and False not in (on_host, backend.on_host)
+    host_round = first_result("host_round", kv_dtype(config, loaded.dtype)) if runs_on_host else None
+    runner = (host_round or ModelRunner)(
         model=model,
         cache=cache,
         slots=slots,
@@ -86,11 +85,7 @@ def assemble(
         features=features,
     )
     if config.deterministic:
-        rows_alike(loaded.device).check_limits(config)
-    if config.deterministic and not (loaded.deterministic and runner.rows_can_be_alike):
-        raise ValueError(
-            "deterministic is True: the verifier was not loaded as deterministic, or its rounds have fixed shapes"
-        )
+        _check_deterministic(loaded, config, runner)
     policy = first_result("speculation", loaded, runner, config) or Speculation(config.speculation.max_path - 1)
     texts = first_result("text_drafts", config, policy)
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
@@ -121,6 +116,14 @@ def assemble(
         drafting=drafting,
         texts=texts,
     )
+
+
+def _check_deterministic(loaded: LoadedModel, config: EngineConfig, runner: ModelRunner) -> None:
+    rows_alike(loaded.device).check_limits(config)
+    if not (loaded.deterministic and runner.rows_can_be_alike):
+        raise ValueError(
+            "deterministic is True: the verifier was not loaded as deterministic, or its rounds have fixed shapes"
+        )
 
 
 def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:

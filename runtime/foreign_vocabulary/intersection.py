@@ -130,4 +130,5 @@ def _special_pairs(theirs: Vocabulary, ours: Vocabulary) -> dict[int, int]:
 
 def _content(token: Any) -> str | None:
     """Returns the text of a special token from its entry in tokenizer_config.json."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

@@ -12,6 +12,7 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.incoming import SHORT_BODY_BYTES
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
+from wingbeat.deployments.parts import hooks, merged
 
 LOCAL = Access.of_server("127.0.0.1")
 PUBLIC = Access.of_server("0.0.0.0")
@@ -339,6 +340,13 @@ class Exchange(Connection):
         body = b"".join(message.get("body", b"") for message in rest)
         error = json.loads(body).get("error", {}) if body else {}
         return start["status"], error.get("code")
+
+
+def test_every_path_of_a_part_that_reads_a_body_needs_a_key():
+    """404 is a route that needs more than a fake pool; paths of operators need the operator's key."""
+    paths = merged("bodies").keys() - frozenset().union(*hooks("operator_paths"))
+    answers = {path: call(FakePool(), path, {}, access=KEYED).status_code for path in paths}
+    assert set(answers.values()) <= {401, 404}, answers
 
 
 def test_a_session_id_reaches_the_pool_as_it_was_given():

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import pytest
@@ -27,7 +28,7 @@ REPOSITORIES = [
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, list[str]]]]:
-    """A hub that lists REPOSITORIES; yields the queries that it got."""
+    """A hub that lists `REPOSITORIES`; yields the queries that it got."""
     queries: list[dict[str, list[str]]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,7 +75,15 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(model: Path, monkeypatch: 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     found = advise(model, CPU)
-    assert found["hub"].startswith("the hub cannot be reached: ")
+    assert found["hub"].startswith("the hub cannot be searched: ")
+    assert [head["drafter"] for head in found["heads"]] == ["suffix"]
+
+
+@pytest.mark.parametrize("answer", [{"error": "busy"}, [{"name": "x"}], ["x"], [{"id": "x", "downloads": "many"}], 7])
+def test_a_hub_that_answers_something_else_is_one_sentence(hub, model, monkeypatch: pytest.MonkeyPatch, answer: Any):
+    monkeypatch.setattr("tests.deployments.inspection.test_advice.REPOSITORIES", answer)
+    found = advise(model, CPU)
+    assert found["hub"].startswith("the hub cannot be searched: ")
     assert [head["drafter"] for head in found["heads"]] == ["suffix"]
 
 

@@ -1,5 +1,6 @@
 """The tokens that two vocabularies share, and the draft token that represents each other token in a context."""
 
+import json
 import shutil
 
 import pytest
@@ -87,6 +88,13 @@ def test_bos_that_a_tokenizer_writes_before_every_text_stands_before_contexts(fo
         shared_tokens(draft, 700, folders["byte_level"], 600).first for draft in (with_bos, folders["sentencepiece"])
     ]
     assert firsts == [1, None]
+
+
+@pytest.mark.parametrize("written", [["</s>"], {"content": ["</s>"]}, 3, None], ids=str)
+def test_a_role_that_is_no_text_is_passed_over(folders, tmp_path, written):
+    odd = shutil.copytree(folders["sentencepiece"], tmp_path / "odd")
+    (odd / "tokenizer_config.json").write_text(json.dumps({"bos_token": written, "eos_token": written}))
+    assert len(shared_tokens(odd, 700, folders["byte_level"], 600).columns) > 100
 
 
 def test_too_small_an_intersection_is_refused_with_its_share(folders, tmp_path):
