@@ -35,6 +35,8 @@ MIN_SHARE = 0.05
 32,000 tokens has a tenth of the tokens of the largest vocabularies. Unrelated vocabularies share only bytes and
 letters, which are less than a hundredth.
 """
+MOST_BYTES = 64
+"""Maximum length of a token that represents another one, so that a file with huge tokens loads in linear time."""
 _SETTINGS = "tokenizer_config.json"
 
 
@@ -71,8 +73,11 @@ class Vocabulary(NamedTuple):
         return cls(ids, texts, special, roles, bos if backend.encode("").ids[:1] == [bos] else None)
 
     def closest(self, text: bytes) -> int | None:
-        """Returns the id of the longest token whose text is a suffix of the given text; None if there is none."""
-        ends = (self.ids.get(text[begin:]) for begin in range(len(text)))
+        """Returns the id of the longest token of at most `MOST_BYTES` whose text is a suffix of the given text; None if
+        there is none.
+        """
+        end = text[-MOST_BYTES:]
+        ends = (self.ids.get(end[begin:]) for begin in range(len(end)))
         return next((token_id for token_id in ends if token_id is not None), None)
 
 
