@@ -1,9 +1,10 @@
 """Cost model of rounds: one curve for verifier passes and one for drafts, each corrected by the times of real rounds.
 
-Curves are measured at a few points when an engine starts and interpolated linearly. A curve predicts well how cost
-grows with size, but the curve's level may be wrong. Therefore, for each of four kinds of work (plain rounds, rounds
-after a draft, rounds with trees built from earlier text, drafts), the curve is multiplied by a factor: the decaying
-average of the ratio of measured to predicted seconds, by batch size. All times are in seconds.
+Curves are measured at a few points when an engine starts and interpolated linearly. A curve predicts how cost grows
+with size, but lacks the work around a pass: messages, sampling, and the other process, which computes on the same
+cores. This work hardly depends on the number of drafted nodes. Therefore, for each of four kinds of work (plain rounds,
+rounds after a draft, rounds with trees built from earlier text, drafts), an overhead is added to the curve: the
+decaying average of measured minus predicted seconds, by batch size. All times are in seconds.
 """
 
 import math
@@ -12,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 FADE = 1.0 / 24
-"""Fraction of their weight that earlier observations lose in each round."""
+"""Fraction of their weight that earlier observations lose with each new one."""
+STALE_ROUNDS = 512
+"""Number of rounds after which the weight of observations has decayed to 1/e, although no new one was made."""
 
 
 class PassCurve(NamedTuple):
@@ -70,55 +73,56 @@ class DraftCurve(NamedTuple):
         return max(self.level_s[-1] - self.level_s[0], 0.0) / max(self.num_reqs[-1] - self.num_reqs[0], 1)
 
 
-class Factor:
-    """Decaying average of the ratio of measured to predicted seconds."""
+class Overhead:
+    """Decaying average of measured minus predicted seconds, over about the latest 1 / `FADE` observations."""
 
     def __init__(self) -> None:
-        self.value = 1.0
+        self.value = 0.0
         self._weight = self._variance = 0.0
         self._seen_at = 0
 
-    def observe(self, ratio: float, now: int) -> None:
-        """Adds the ratio of one round.
+    def observe(self, seconds: float, predicted_s: float, now: int) -> None:
+        """Adds a measurement of work for which the curve predicts `predicted_s`.
 
         Args:
             now: number of the round.
         """
-        # The ratio has an upper limit, because a round that takes many times the usual duration was interrupted, so
-        # that the measured duration is not the round's cost. The ratio has a lower limit, because a tree that arrived
-        # before the host began to wait is measured as almost zero seconds, although the tree did cost time.
-        most = 2.0 if self._weight else 10.0
-        ratio = min(max(ratio, self.value / most), self.value * most)
-        self._weight *= (1.0 - FADE) ** (now - self._seen_at)
-        self._weight, self._seen_at = self._weight + 1.0, now
-        error, share = ratio - self.value, 1.0 / self._weight
+        # The measurement has an upper limit, because a round that takes many times the usual duration was interrupted,
+        # so that its duration is not its cost. The measurement has a lower limit, because a tree that arrived before
+        # the host began to wait is measured as almost zero seconds, although the tree did cost time.
+        most, usual_s = 2.0 if self._weight else 10.0, predicted_s + self.value
+        error = min(max(seconds, usual_s / most), usual_s * most) - usual_s
+        age, self._seen_at = now - self._seen_at, now
+        self._weight = (1.0 - FADE) * math.exp(-age / STALE_ROUNDS) * self._weight + 1.0
+        share = 1.0 / self._weight
         self.value += share * error
         self._variance = (1.0 - share) * (self._variance + share * error**2)
 
+    def added_to(self, predicted_s: np.ndarray) -> np.ndarray:
+        """Returns the curve's predictions plus the overhead; at least a tenth of the predictions."""
+        return np.maximum(predicted_s + self.value, predicted_s / 10)
+
     @property
-    def doubt(self) -> float:
-        """Standard error of the value, relative to the value."""
-        return math.sqrt(self._variance / max(self._weight, 1.0)) / self.value
+    def doubt_s(self) -> float:
+        """Standard error of the value."""
+        return math.sqrt(self._variance / max(self._weight, 1.0))
 
 
-class Factors:
-    """Factors by batch size: a factor for each power of two."""
+class Overheads:
+    """Overheads by batch size: one for each power of two."""
 
     def __init__(self) -> None:
-        self._by_power: dict[int, Factor] = {}
+        self._by_power: dict[int, Overhead] = {}
 
-    def nearest(self, num_reqs: int) -> Factor | None:
-        """Returns the factor of the nearest observed batch size; None before the first observation."""
+    def nearest(self, num_reqs: int) -> Overhead | None:
+        """Returns the overhead of the nearest observed batch size; None before the first observation."""
         power = num_reqs.bit_length()
         nearest = min(self._by_power, key=lambda seen: abs(seen - power), default=None)
         return None if nearest is None else self._by_power[nearest]
 
-    def observe(self, num_reqs: int, ratio: float, now: int) -> None:
+    def observe(self, num_reqs: int, seconds: float, predicted_s: float, now: int) -> None:
         """Adds one round of `num_reqs` requests."""
-        power = num_reqs.bit_length()
-        if power not in self._by_power:
-            self._by_power[power] = Factor()
-        self._by_power[power].observe(ratio, now)
+        self._by_power.setdefault(num_reqs.bit_length(), Overhead()).observe(seconds, predicted_s, now)
 
 
 class DraftTook(NamedTuple):
@@ -160,49 +164,52 @@ class RoundCosts:
 
     def __init__(self, passes: PassCurve, drafts: DraftCurve) -> None:
         self.passes, self.drafts = passes, drafts
-        self._plain, self._verify, self._draft, self._text = (Factors() for _ in range(4))
+        self._plain, self._verify, self._draft, self._text = (Overheads() for _ in range(4))
         self._passes_s: dict[int, float] = {}
         """Cache of predicted seconds of passes at a short context, by number of rows; used in every round."""
         self._drafts_s: dict[tuple[int, int], tuple[float, float]] = {}
         """Cache of predicted seconds of drafts, by numbers of requests and levels. A value holds the seconds at a short
         context, and the seconds added per token of context."""
         self._round = 0
-        self._before = self._verify
-        """Factors of the latest round's kind."""
+        self._before: Overheads | None = self._verify
+        """Overheads of the latest round's kind; None if the round had prompts."""
 
     def plain_s(self, num_reqs: int, context: float) -> float:
         """Predicts the seconds of a plain round that follows plain rounds.
 
-        Until such a round was observed, the factor of drafted rounds is used.
+        Until such a round was observed, the overhead of drafted rounds is used.
         """
-        factor = self._plain.nearest(num_reqs) or self._verify.nearest(num_reqs)
-        return float(self.passes.seconds(num_reqs, np.zeros(1), context)[0]) * (factor.value if factor else 1.0)
+        return float(self._seconds(num_reqs, np.zeros(1), context, self._plain, self._verify)[0])
 
     def verify_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
         """Predicts the seconds of rounds after a draft, not counting the draft.
 
         Arguments and result are those of `PassCurve.seconds`.
         """
-        factor = self._verify.nearest(num_reqs)
-        return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
+        return self._seconds(num_reqs, num_extra, context, self._verify)
 
     def text_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
         """Predicts the seconds of rounds with trees built from earlier text and without a draft.
 
         Arguments and result are those of `verify_s`.
         """
-        factor = self._text.nearest(num_reqs) or self._plain.nearest(num_reqs) or self._verify.nearest(num_reqs)
-        return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
+        return self._seconds(num_reqs, num_extra, context, self._text, self._plain, self._verify)
+
+    def _seconds(self, num_reqs: int, num_extra: np.ndarray, context: float, *kinds: Overheads) -> np.ndarray:
+        """Predicts the seconds of rounds with the overhead of the first kind that was observed."""
+        pass_s = self.passes.seconds(num_reqs, num_extra, context)
+        overhead = next(filter(None, (kind.nearest(num_reqs) for kind in kinds)), None)
+        return pass_s if overhead is None else overhead.added_to(pass_s)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:
         """Predicts the seconds, float64 [n], of waiting for trees of `levels` [n] levels for `num_reqs` sequences."""
-        factor = self._draft.nearest(num_reqs)
-        return self.drafts.seconds(num_reqs, levels, context) * (factor.value if factor else 1.0)
+        draft_s, overhead = self.drafts.seconds(num_reqs, levels, context), self._draft.nearest(num_reqs)
+        return draft_s if overhead is None else overhead.added_to(draft_s)
 
-    def doubt(self, num_reqs: int) -> float:
+    def doubt(self, num_reqs: int, context: float) -> float:
         """Returns the relative standard error of the predicted time ratio of drafted rounds to plain rounds."""
-        seen = (factors.nearest(num_reqs) for factors in (self._plain, self._verify))
-        return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
+        seen = filter(None, (kind.nearest(num_reqs) for kind in (self._plain, self._verify)))
+        return math.hypot(*(overhead.doubt_s for overhead in seen)) / self.plain_s(num_reqs, context)
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
         """Predicts seconds of a plain round, a draft, and the draft's verification, by number of requests.
@@ -223,21 +230,23 @@ class RoundCosts:
     def observe(self, took: RoundTook) -> None:
         """Corrects the predictions with a measured round.
 
-        A plain round is used only if the round before was plain and no draft was requested during the round, because
-        otherwise the drafter's work slows the round, by using caches and cores. A draft is used only if the round
-        before was of the same kind as this round, because otherwise the drafter must first process context.
+        Rounds with prompts, and the rounds that follow them, are not used, because a small error in the cost of many
+        prompt rows would exceed the whole overhead. A plain round is used only if the round before was plain and no
+        draft was requested during the round, because otherwise the drafter's work slows the round, by using caches and
+        cores. A drafted round is used only if the round before was drafted, because otherwise the drafter must first
+        process context.
         """
         draft = took.draft
         kind = self._verify if draft is not None else self._text if took.num_extra else self._plain
-        before, self._before = self._before, kind
+        before, self._before = self._before, None if took.num_chunk_tokens else kind
         self._round += 1
+        if took.num_chunk_tokens or before is None:
+            return
         if kind is self._text or (kind is before and not (kind is self._plain and took.asks)):
-            ratio = took.seconds / (self._pass_s(took) + self.passes.row_s * took.num_chunk_tokens)
-            kind.observe(took.num_reqs, ratio, self._round)
-        if draft is not None and draft.num_reqs and kind is before:
-            trees_s = self._trees_s(draft, took.mean_context) + self.drafts.row_s * draft.num_chunk_tokens
-            ratio = draft.seconds / trees_s
-            self._draft.observe(draft.num_reqs, ratio, self._round)
+            kind.observe(took.num_reqs, took.seconds, self._pass_s(took), self._round)
+        if draft is not None and draft.num_reqs and kind is before and not draft.num_chunk_tokens:
+            trees_s = self._trees_s(draft, took.mean_context)
+            self._draft.observe(draft.num_reqs, draft.seconds, trees_s, self._round)
 
     def _pass_s(self, took: RoundTook) -> float:
         rows, (first_s, further_s) = took.num_reqs + took.num_extra, self.passes.context_s

@@ -16,13 +16,14 @@ from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Reason
 
 HOLD = 8
 """Number of rounds for which a decision holds at unchanged load, and number of rounds until the first probe."""
-PROBE_ROUNDS = 3
-"""Number of consecutive rounds in a probe of plain decoding; more than one, because the drafter still slows the first
-plain round after a draft. Probes of drafts take one round less.
+PLAIN_PROBE, DRAFT_PROBE = 4, 2
+"""Numbers of consecutive rounds in a probe of plain decoding, and in a probe of drafts. The first round of a probe is
+not measured, because the drafter still slows it or must first process context; nor is the last plain round, which
+requests a draft.
 """
 PROBE_LOSS = 0.01
 """Maximum fraction of time that probes may cost."""
-DOUBTS = 2.0
+DOUBTS = 1.0
 """Minimum gain over plain decoding, in standard errors, at which drafts are chosen. A margin is needed because the best
 of many noisy estimates is biased upwards, and because a drafter slows the plain rounds that follow its drafts. The
 standard error is taken to be at least `FADE`, the weight of a single observation in an average.
@@ -190,11 +191,11 @@ class SpeculationPolicy:
         every = self._probe_every[load] = min(2 * self._probe_every.get(load, HOLD), self._most_every)
         self._until_probe, self._load, self._probe_left = every, None, 0
         if not self._now.levels:
-            self._probe_left = 0 if self.widths else PROBE_ROUNDS - 2
+            self._probe_left = 0 if self.widths else DRAFT_PROBE - 1
             return self._drafted._replace(reason=Reason.PROBE_DRAFT)
         if self.widths is not None:
             return DraftPlan(self.max_levels, Reason.PROBE_DRAFT, self.widths[-1])
-        self._probe_left = PROBE_ROUNDS - 1
+        self._probe_left = PLAIN_PROBE - 1
         return DraftPlan(0, Reason.PROBE_PLAIN)
 
     def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> None:
@@ -203,7 +204,7 @@ class SpeculationPolicy:
         levels, column = divmod(int(rates[1:].argmax()), rates.shape[1])
         levels += 1
         plain, drafted = float(rates[0, 0]), float(rates[levels, column])
-        self.pays = drafted > plain * (1.0 + DOUBTS * max(self.costs.doubt(num_reqs), FADE))
+        self.pays = drafted > plain * (1.0 + DOUBTS * max(self.costs.doubt(num_reqs, mean_context), FADE))
         self._token_s = 1.0 / plain, 1.0 / drafted
         self._best = levels, int(self._nodes[column])
         self._prices.clear()
@@ -218,7 +219,7 @@ class SpeculationPolicy:
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
         # At most `FORGET_ROUNDS` // 4 rounds pass between probes, so that several probes happen before their evidence
         # has decayed.
-        self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), FORGET_ROUNDS // 4))
+        self._most_every = int(min(max(PLAIN_PROBE * lost / PROBE_LOSS, 8 * HOLD), FORGET_ROUNDS // 4))
         if self.widths is not None:
             self._drafted = DraftPlan(levels, Reason.SPECULATE, self.widths[column])
         else:  # all levels are allowed, because the growth rule stops drafts early

@@ -14,7 +14,7 @@ from math import exp
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.adaptive.acceptance import EDGES, FORGET_ROUNDS
-from wingbeat.runtime.adaptive.policy import HOLD, PROBE_ROUNDS
+from wingbeat.runtime.adaptive.policy import HOLD, PLAIN_PROBE
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.engine.text_drafts import TextDrafts
@@ -166,7 +166,7 @@ class SuffixBeside(TextDrafts):
         elif self._until_probe:
             self._until_probe -= 1
         else:
-            self._probe_left, self._until_probe = PROBE_ROUNDS - 1, self._probe_every
+            self._probe_left, self._until_probe = PLAIN_PROBE - 1, self._probe_every
             self._probe_every = min(2 * self._probe_every, FORGET_ROUNDS // 4)
             return True
         return False

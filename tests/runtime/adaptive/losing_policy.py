@@ -1,6 +1,6 @@
 """Policies by which drafting never pays, as on a machine that is busy with other work, and costs that are known."""
 
-from wingbeat.runtime.adaptive.curves import DraftCurve, Factor, PassCurve
+from wingbeat.runtime.adaptive.curves import DraftCurve, Overhead, PassCurve
 from wingbeat.runtime.adaptive.policy import SpeculationPolicy, TextWorth
 
 POLICY = "wingbeat.runtime.adaptive.measured.SpeculationPolicy"
@@ -34,5 +34,5 @@ def know_costs(monkeypatch, passes: PassCurve) -> None:
     drafts = DraftCurve((1, 8), (2e-4, 2e-4), (1e-4, 1e-4))
     monkeypatch.setattr("wingbeat.runtime.adaptive.measured.pass_curve", lambda *args: passes)
     monkeypatch.setattr("wingbeat.runtime.adaptive.measured.draft_curve", lambda *args: drafts)
-    monkeypatch.setattr(Factor, "observe", lambda *args: None)
+    monkeypatch.setattr(Overhead, "observe", lambda *args: None)
     monkeypatch.setattr(TextWorth, "observe", lambda *args: None)

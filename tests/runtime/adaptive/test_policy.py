@@ -6,7 +6,14 @@ import pytest
 from tests.runtime.adaptive.reference_choice import chosen_nodes
 from wingbeat.runtime.adaptive.acceptance import DraftedTrees
 from wingbeat.runtime.adaptive.curves import DraftCurve, DraftTook, PassCurve, RoundCosts, RoundTook
-from wingbeat.runtime.adaptive.policy import FORGET_ROUNDS, HOLD, PROBE_ROUNDS, Reason, SpeculationPolicy
+from wingbeat.runtime.adaptive.policy import (
+    DRAFT_PROBE,
+    FORGET_ROUNDS,
+    HOLD,
+    PLAIN_PROBE,
+    Reason,
+    SpeculationPolicy,
+)
 
 pytestmark = pytest.mark.few(6)
 
@@ -145,8 +152,8 @@ def test_a_plan_holds_for_some_rounds_of_one_load(monkeypatch):
 def test_drafts_have_to_be_better_by_more_than_the_doubt_about_it(monkeypatch):
     subject = shown(policy(), 0.5)
     gain = subject.rates(8, 8, 100.0).max() / subject.rates(8, 8, 100.0)[0, 0]
-    for doubt, reason in ((0.4 * (gain - 1), Reason.SPECULATE), (0.6 * (gain - 1), Reason.PLAIN)):
-        monkeypatch.setattr(subject.costs, "doubt", lambda num_reqs, doubt=doubt: doubt)
+    for doubt, reason in ((0.8 * (gain - 1), Reason.SPECULATE), (1.2 * (gain - 1), Reason.PLAIN)):
+        monkeypatch.setattr(subject.costs, "doubt", lambda num_reqs, context, doubt=doubt: doubt)
         monkeypatch.setattr(subject, "_load", None)
         assert subject.plan(8, 8, 100.0).reason == reason
 
@@ -307,7 +314,7 @@ def test_a_head_that_pays_is_drafted_for_and_plain_rounds_are_tried_some_in_a_ro
     clock.run(2000)
     assert clock.reasons.count(Reason.SPECULATE) > 1800
     runs = "".join("p" if reason is Reason.PROBE_PLAIN else "." for reason in clock.reasons).split(".")
-    assert {len(run) for run in runs[1:-1]} == {0, PROBE_ROUNDS}
+    assert {len(run) for run in runs[1:-1]} == {0, PLAIN_PROBE}
 
 
 def test_who_is_not_followed_counts_for_what_would_pay_and_drafts_are_probes_meanwhile():
@@ -329,8 +336,8 @@ def test_a_probe_waits_for_somebody_to_draft_for_and_says_once_that_it_waits_for
         subject.plan(2, 0, 100.0, False, 2)
     assert subject.overdue()
     assert not subject.overdue()
-    reasons = [subject.plan(2, 1, 100.0, False, 1).reason for _ in range(PROBE_ROUNDS)]
-    assert reasons == [Reason.PROBE_DRAFT] * (PROBE_ROUNDS - 1) + [Reason.PLAIN]
+    reasons = [subject.plan(2, 1, 100.0, False, 1).reason for _ in range(DRAFT_PROBE + 1)]
+    assert reasons == [Reason.PROBE_DRAFT] * DRAFT_PROBE + [Reason.PLAIN]
 
 
 def test_statistics_say_what_was_decided_and_why():
