@@ -128,7 +128,7 @@ class Bench:
             if asked.texts != self._still[domain].texts:
                 raise SystemExit(f"the text of {domain} depends on who drafts")
         lengths = {domain: (asked.length, self._still[domain].length) for domain, asked in now.items()}
-        version = self._pair.worker.head_version
+        version = self._pair.worker.watch.head_version
         return Mark(round(self.serving_s / 60, 1), version, self.num_tokens, self.learner_s, lengths)
 
     def said(self) -> dict[str, Any]:

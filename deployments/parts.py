@@ -75,6 +75,8 @@ A replica and its processes:
 - `num_shared_drafters(config)`: number of drafters that verifiers share; `bind_drafters(config, mark)`: their Serve
   application, with `mark` as suffix of deployment names; `launch_drafter(config, bound, channel)`: function that
   takes pickled `DrafterTerms` or None, and returns a `DrafterHandle` for a verifier's slots in a shared drafter.
+- `shared_worker(config, worker)`: a `replica.drafters.drafter_thread.Worker` that serves several verifiers with the
+  drafter of a `DraftWorker`; None if the drafter has one verifier.
 - `wait_for_any(bells, ready, timeout_s, quiet_since)`: waits for a round of any of several verifiers.
 - `address(config)`: this node's address, if rounds go to a drafter on another node.
 - `network_channel`: class of channel made as `(address, spec, device)`, whose name is not a string.

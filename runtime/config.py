@@ -169,10 +169,23 @@ hundred."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Names, as torch spells them, of dtypes of weights and KV."""
+DTYPE_NAMES = {
+    **{"fp32": "float32", "f32": "float32", "float": "float32", "single": "float32"},
+    **{"bf16": "bfloat16", "bfloat": "bfloat16"},
+    **{"fp16": "float16", "f16": "float16", "half": "float16"},
+    **{"fp64": "float64", "f64": "float64", "double": "float64"},
+}
+"""Aliases of dtype names, mapped to torch's names."""
 FloatName = Literal["float32", "bfloat16", "float16"]
 INT8 = "int8"
 """Value of the dtype option that means float32 with linear weights rounded to eight bits, with one scale per output
 channel."""
+
+
+def dtype_name(written: str) -> str:
+    """Returns torch's name of a dtype that is written in any usual way. Other text is returned unchanged."""
+    name = written.strip().lower().removeprefix("torch.")
+    return DTYPE_NAMES.get(name, name)
 
 
 def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:

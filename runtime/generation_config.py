@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.runtime import config_numbers
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields
 
@@ -111,7 +111,7 @@ def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = No
     """
     file = folder / FILE
     fields = read_fields(file) if file.is_file() else {}
-    if (problem := config_numbers.problem(fields)) is not None:
+    if (problem := first_result("config_problem", fields)) is not None:
         raise ModelCheckpointError(f"{file}: {problem}")
     read = _Reader(file, fields, vocab_size)
     biased = read.biases("sequence_bias")

@@ -18,11 +18,21 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   compared.
 - `compressed_head(body, layout, shapes)`: config class and extra fields of an EAGLE-3 head with compressed (latent)
   attention; see `heads.head_config`.
+- `meant_fields(fields)`: a config's fields, with values in other spellings converted. `config_problem(fields)`: a text
+  that names a config's first impossible field; None if all fields are possible.
+- `other_family(raw, names)`: the error for a checkpoint with this config and these tensor names, if it is a head of
+  another family than EAGLE; else None.
+- `another_verifier(raw, shapes, family, target)`: a clause that names the verifier for which a head with this config
+  and these tensor shapes was made, if the sizes of `target` differ from that verifier's; None if no size differs.
+- `fp8_head(head)`: rounds the linear weights of an EAGLE head to FP8, in place.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the conventions that a head's files leave open,
   with `best.convention` and `as_dict()`; None if only one is possible.
 - `family_of_head(folder)`: the family of a head, according to the head's files; None if the head belongs to
   no family of the part.
 - `trained_families`: by family name, the path `module:function` of a function () -> `training.family.Family`.
+- `published_rules(num_slots, device)`: a `draft_rules.published_rules.PublishedRules`, which tells drafters the
+  requests' sampling rules. `draft_rules(draft_token_ids)`: a `draft_rules.draft_rules.DraftRules`, which applies the
+  rules to a drafter's logits, whose columns have these token ids.
 - `drawn_tree(given)`: a `config.DrawnTree` from a user's value; raises ValueError if the value is no tree.
 - `tree_table(tree, num_reqs, top_k, device)`: growth of drawn trees, as `kernels.tree.table.TreeTable`.
 - `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`.
@@ -108,6 +118,7 @@ PARTS = (
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
     *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),
+    *("fp8_heads", "belonging", "draft_rules", "config_values", "head_families"),
 )
 """Names of the parts' folders, in the order in which the parts' hooks are called."""
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from wingbeat.runtime.config_fields import meant
 from wingbeat.runtime.folder_kinds import pointer_problem
+from wingbeat.runtime.parts import first_result
 
 SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 GGUF_FILE = "model.gguf"
@@ -55,12 +55,14 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """Reads config.json or generation_config.json with normalised values (`config_fields.meant`).
+    """Reads config.json or generation_config.json; an optional part normalises the values (hook `meant_fields`).
 
     Raises:
         ModelCheckpointError: as `read_json`.
     """
-    return meant(read_json(file))
+    fields = read_json(file)
+    meant = first_result("meant_fields", fields)
+    return fields if meant is None else meant
 
 
 def stored_dtype(folder: Path) -> str | None:

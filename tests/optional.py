@@ -31,15 +31,17 @@ FEATURES = {
             *("deployments/tensorrt", "runtime/tensorrt", "docs/tensorrt.md"),
             *("tests/deployments/tensorrt", "tests/runtime/tensorrt"),
         ),
-        needs=("one_pass",),
+        needs=("one_pass", "fingerprint"),
         words=("build-engine", "engine_dir", "tensorrt"),
     ),
+    "fingerprint": Feature(("runtime/heads/fingerprint.py", "tests/runtime/quantised/test_gguf_fingerprint.py")),
     "recordings": Feature(
         (
             *("deployments/recordings", "runtime/recordings", "docs/recordings.md"),
             *("tests/deployments/recordings", "tests/runtime/recordings"),
             "tests/runtime/quantised/test_gguf_recordings.py",
         ),
+        needs=("fingerprint",),
         words=(
             *("extract", "recording_dir", "recording_share", "recording_max_bytes", "wingbeat_recorded_requests"),
             *("wingbeat_recorded_requests_total", "wingbeat_recording_dropped", "wingbeat_recording_dropped_total"),
@@ -58,6 +60,7 @@ FEATURES = {
     ),
     "server_calls": Feature(("deployments/cli/server_calls.py",)),
     "fleet_names": Feature(("deployments/fleet/fleet_names.py",)),
+    "head_swaps": Feature(("runtime/head_swaps", "tests/runtime/packed/test_packed_fp8_heads.py")),
     "learning": Feature(
         (
             *("deployments/learning", "runtime/learning", "docs/learning.md"),
@@ -71,7 +74,7 @@ FEATURES = {
             ),
             *("benchmarks/results/learning*", "benchmarks/results/moved_verifier*"),
         ),
-        needs=("training", "server_calls"),
+        needs=("training", "server_calls", "head_swaps"),
         words=(
             *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "drafter repair", "learn"),
             *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
@@ -205,7 +208,7 @@ FEATURES = {
             *("benchmarks/moved_verifier.py", "benchmarks/results/moved_verifier*"),
             "tests/e2e/test_ray_data_losses.py",
         ),
-        needs=("server_calls",),
+        needs=("server_calls", "head_swaps"),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),
     "weights": Feature(
@@ -271,14 +274,40 @@ FEATURES = {
             *("tests/runtime/checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
             *("tests/runtime/test_launch_counts.py", "tests/runtime/test_host_counts.py"),
             *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
+            "tests/runtime/draft_rules/test_rules_on_fake_gpu.py",
             *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
         ),
+    ),
+    "draft_rules": Feature(
+        (
+            *("runtime/draft_rules", "tests/runtime/draft_rules", "tests/runtime/grammar/test_masked_drafts.py"),
+            *("tests/runtime/cpu/drafting/test_kernel_rules.py", "tests/runtime/cpu/one_pass/test_one_pass_masks.py"),
+            "tests/runtime/one_pass/test_one_pass_masks.py",
+        ),
+        words=(
+            *("rules in a level of a chain", "rules in a level of a tree", "rules in a draft of one level"),
+            *("rules beside the graphs of a round", "graphs of a drafter for rounds with rules"),
+        ),
+    ),
+    "head_families": Feature(
+        ("runtime/head_families", "tests/runtime/heads/test_other_families.py"), words=("Domino", "Medusa")
+    ),
+    "config_values": Feature(("runtime/config_values", "tests/runtime/config_values")),
+    "belonging": Feature(
+        ("runtime/belonging", "tests/runtime/heads/test_belonging.py"), words=("belongs to another verifier",)
+    ),
+    "grouped_weight": Feature(("kernels/grouped_weight.py",)),
+    "fp8_heads": Feature(
+        ("runtime/fp8_heads", "tests/runtime/fp8_heads", "tests/runtime/packed/test_packed_fp8_heads.py"),
+        needs=("grouped_weight",),
+        words=("eagle-fp8",),
     ),
     "quantised": Feature(
         (
             *("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
             "tests/runtime/cpu/activations/test_rounded_experts.py",
         ),
+        needs=("grouped_weight",),
         words=("awq", "gptq", "gguf", "unknown quantisation"),
     ),
     "packed_on_gpus": Feature(
@@ -319,16 +348,21 @@ FEATURES = {
             *("examples/demo_pair/dflash2", "benchmarks/gpu/drafter_kinds.py"),
             *("runtime/cpu/one_pass", "tests/runtime/cpu/one_pass"),
         ),
+        needs=("head_families",),
         words=("one_pass", "dflash", "dflash2", "dspark", "dspark-rnn", "jetspec", "peagle", "p-eagle"),
     ),
+    "vocabulary": Feature(("runtime/heads/vocabulary.py",)),
     "assistants": Feature(
-        ("runtime/assistants", "tests/runtime/assistants"), words=("shared_keys", "an assistant of four layers")
+        ("runtime/assistants", "tests/runtime/assistants"),
+        needs=("vocabulary",),
+        words=("shared_keys", "an assistant of four layers"),
     ),
     "draft_model": Feature(
         (
             *("runtime/draft_model", "tests/runtime/draft_model"),
             *("examples/demo_pair/draft_model", "benchmarks/gpu/drafter_kinds.py"),
         ),
+        needs=("vocabulary",),
         words=("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),
     ),
     "foreign_vocabulary": Feature(
@@ -368,6 +402,7 @@ FEATURES = {
             *("runtime/cpu", "kernels/cpu", "kernels/lora/native.*", "tests/runtime/cpu", "tests/kernels/cpu"),
             *("tests/kernels/lora/test_native.py", "benchmarks/cpu_kernels.py", "benchmarks/results/cpu_kernels*"),
         ),
+        needs=("grouped_weight",),
         words=("int8", "deterministic", "CPU kernels"),
     ),
     "activations": Feature(
@@ -379,7 +414,7 @@ FEATURES = {
         words=("cpu_activations",),
     ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
-    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled",)),
+    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled", "fingerprint")),
     "parsing": Feature(
         (
             *("deployments/parsing", "deployments/api/parsed", "tests/deployments/parsing"),
@@ -417,8 +452,9 @@ FEATURES = {
     "ray_metrics": Feature(("deployments/ray_metrics", "tests/deployments/ray_metrics", "examples/grafana_ray.json")),
     "shared_drafters": Feature(
         (
-            *("deployments/shared_drafters", "runtime/drafters/draft_room.py", "cluster/channels/any_bell.py"),
-            *("tests/deployments/shared_drafters", "tests/runtime/drafters/test_draft_room.py"),
+            *("deployments/shared_drafters", "runtime/shared_drafters", "cluster/channels/any_bell.py"),
+            *("tests/deployments/shared_drafters", "tests/runtime/shared_drafters", "tests/runtime/shared_drafter.py"),
+            "tests/runtime/adaptive/test_shared_followed.py",
             *("tests/cluster/channels/*any_bell.py", "tests/e2e/test_shared_drafters.py"),
             "examples/serve/shared_drafters.yaml",
         ),

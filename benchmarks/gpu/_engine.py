@@ -14,8 +14,8 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcce
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.kv.pool import block_bytes
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
@@ -136,6 +136,7 @@ def new_drafter(
     head = random_head(bench)
     head.lm_head.weight.mul_(CONFIDENCE)
     if fp8:
+        [use_fp8] = hooks("fp8_head")
         use_fp8(head)
     if graph_device is None and bench.device.type == "cuda" and graphs is not False:
         graph_device = CudaGraphDevice(bench.device)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from wingbeat.runtime.drafters.registry import kind_of
-from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.load import OnePassCheckpoint, read_one_pass_checkpoint

@@ -19,9 +19,9 @@ from wingbeat.runtime.config import (
     SpeculationConfig,
     default_by_device,
     drawn_tree,
+    dtype_name,
     resolve_dtype,
 )
-from wingbeat.runtime.config_fields import dtype_name
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import (
     KIND_OF_SETTING,

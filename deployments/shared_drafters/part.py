@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from wingbeat.deployments.app_config import AppConfig
     from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+    from wingbeat.runtime.drafters.worker import DraftWorker
+    from wingbeat.runtime.shared_drafters.shared_worker import SharedWorker
 
 asked = "wingbeat.deployments.shared_drafters.settings:asked"
 check_before_start = "wingbeat.deployments.shared_drafters.settings:check_before_start"
@@ -43,6 +45,16 @@ def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Call
 
     falls_back = channel == "cuda_ipc" and config.channel == "auto"
     return partial(PoolDrafter, ServedPool(pool), falls_back=falls_back, patience_s=config.drafters.start_timeout_s)
+
+
+def shared_worker(config: "AppConfig", worker: "DraftWorker") -> "SharedWorker | None":
+    """Return a worker that serves several verifiers; None if each verifier has a drafter of its own."""
+    if not num_shared_drafters(config):
+        return None
+    from wingbeat.deployments.shared_drafters.shared_calls import room_of
+    from wingbeat.runtime.shared_drafters.shared_worker import SharedWorker
+
+    return SharedWorker(worker, room_of(config, worker.drafter.device))
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":

@@ -12,8 +12,8 @@ from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters import drafter_calls
 from wingbeat.deployments.shared_drafters.shared_drafter import Placed
-from wingbeat.runtime.drafters.draft_room import DraftRoom, NoRoomError
 from wingbeat.runtime.kv.pool import memory_budget
+from wingbeat.runtime.shared_drafters.draft_room import DraftRoom, NoRoomError
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,6 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
         Raises:
             ChannelError, ValueError: as `DrafterThread.attach`.
         """
-        worker = self._thread.worker()
-        worker.room = worker.room or room_of(self._config, worker.drafter.device)
         try:
             self._thread.attach(name, incarnation, None if terms is None else pickle.loads(terms).convention)
         except NoRoomError as error:

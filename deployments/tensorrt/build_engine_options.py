@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator, model_validator
 
 from wingbeat.deployments.options.model_options import ModelFolder
-from wingbeat.runtime.config_fields import dtype_name
+from wingbeat.runtime.config import dtype_name
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.tensor_files import read_headers, stored_dtype, weight_files
 from wingbeat.runtime.tensorrt.limits import Limits, PartLimits

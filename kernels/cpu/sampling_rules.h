@@ -1,5 +1,5 @@
 // Applies a sequence's sampling rules to a draft head's scores before candidates are ranked: bias and bans, penalties
-// for decided tokens, then top-k, top-p and min-p. Must agree with `runtime/drafters/sampling_rules.py`.
+// for decided tokens, then top-k, top-p and min-p. Must agree with `runtime/draft_rules/request_rules.py`.
 #pragma once
 
 #include <algorithm>

@@ -43,15 +43,6 @@ class DrafterNeeds(NamedTuple):
     own process."""
 
 
-class NextHead(NamedTuple):
-    """Weights of another head, loaded and checked, that can replace the current head between two rounds."""
-
-    head: Any
-    """The head module, on the drafter's device."""
-    prepared: Any = None
-    """The weights converted by `HeadPasses.prepare`; None if the drafter runs torch operations."""
-
-
 class GrowthRule(Protocol):
     """Decides, after each level of a verifier's trees, whether to grow another level."""
 
@@ -204,28 +195,6 @@ class Drafter(ABC):
             ValueError: this kind has a single convention, or the given convention cannot be applied to these weights.
         """
         raise ValueError(f"{type(self).__name__} has no conventions to choose from")
-
-    def prepare_head(self, source: str) -> NextHead:
-        """Load and check another head of the same shape for `take_head`.
-
-        May run in another thread while this drafter drafts.
-
-        Args:
-            source: folder of the head.
-
-        Raises:
-            ValueError: the head has other tensors or shapes, contains non-finite values, or this kind of drafter has no
-                head. The message is one line.
-        """
-        raise ValueError(
-            f"{type(self).__name__} has no head that can be swapped: only EAGLE and one-pass drafters have"
-        )
-
-    def take_head(self, head: NextHead) -> None:
-        """Replace the head's weights; call only between two rounds. Draft KV of existing contexts is kept."""
-        raise ValueError(
-            f"{type(self).__name__} has no head that can be swapped: only EAGLE and one-pass drafters have"
-        )
 
     def warn_of_long_context(self, max_model_len: int) -> None:
         """Log a warning if max_model_len exceeds the trained context length.

@@ -37,22 +37,15 @@ class Chunk(NamedTuple):
 
 
 class DraftPool:
-    """Key and value caches by layer, and further per-row tensors.
+    """Key and value caches by layer.
 
     Args:
         layers: attention shapes of the drafter's layers.
         num_drafted: maximum number of rows that a sequence drafts in one pass.
-        extra_sizes: widths `size` of further tensors [num_blocks, block_size, size], whose rows have the same
-            addresses.
     """
 
     def __init__(
-        self,
-        layers: list[LayerAttention],
-        num_drafted: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        extra_sizes: tuple[int, ...] = (),
+        self, layers: list[LayerAttention], num_drafted: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layers = layers
         self.num_drafted = num_drafted
@@ -62,15 +55,12 @@ class DraftPool:
         self.num_private = 0
         self.num_slots = self.num_blocks = 0
         self.caches: list[tuple[Tensor, Tensor]] = [(torch.zeros(0), torch.zeros(0)) for _ in layers]
-        self.extras: list[Tensor] = [torch.zeros(0) for _ in extra_sizes]
-        self._extra_sizes = extra_sizes
         self._private = torch.zeros(0, 0, dtype=torch.int64)
 
     @property
     def token_bytes(self) -> int:
         """Bytes per position over all tensors of the pool."""
-        sizes = [layer.kv_size for layer in self.layers]
-        return (sum(sizes) + sum(self._extra_sizes)) * self.dtype.itemsize
+        return sum(layer.kv_size for layer in self.layers) * self.dtype.itemsize
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> bool:
         """Grow the pool, keeping stored rows. The pool never shrinks, since a later verifier may use the memory.
@@ -91,10 +81,6 @@ class DraftPool:
                 for old, size in zip(pair, (layer.key_dim, layer.value_dim), strict=True)
             )
             for pair, layer in zip(self.caches, self.layers, strict=True)
-        ]
-        self.extras = [
-            grown(old, (*rows, size), self.dtype, self.device)
-            for old, size in zip(self.extras, self._extra_sizes, strict=True)
         ]
         private = torch.arange(self.num_blocks, rows[0], device=self.device)
         self._private = private.view(self.num_slots, self.num_private)

@@ -12,7 +12,6 @@ from torch import Tensor
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Growth, Roots, SlotTables
-from wingbeat.runtime.drafters.rule_tables import RuleTables
 from wingbeat.runtime.graphs.buckets import bucket_for, draft_batches
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import (
@@ -117,17 +116,19 @@ class DraftStages:
         self.buckets = draft_batches(pool.num_slots, spec.max_path, growth.top_k)
         with torch.inference_mode(mode=False):
             self.tables, self.trees = self._by_slot(pool.num_slots + 1)
-            self._rules = RuleTables(pool.num_slots, growth.draft_token_ids, growth.columns)
+            self._rules = None if growth.rules is None else growth.rules.tables(pool.num_slots)
             growth.prepare(self.buckets)
         self._pool = GraphPool(graph_device)
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
         proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
-        # Rounds with sampling rules have graphs of their own, because rules add six or more launches per level, which
-        # would slow down rounds without rules.
-        self._ruled = GraphRunner(Stage.DRAFT_RULED, self._draft_ruled, self._padding, proposals, self._pool)
-        runners = (self._accept, self._proposal, self._ruled)
+        runners = [self._accept, self._proposal]
+        if self._rules is not None:
+            # Rounds with rules have graphs of their own, because rules add six or more launches per level, which would
+            # slow down rounds without rules.
+            self._ruled = GraphRunner(Stage.DRAFT_RULED, self._draft_ruled, self._padding, proposals, self._pool)
+            runners.append(self._ruled)
         for runner in runners:
             _fill(runner, self._padding)
         self._pool.capture(*runners)
@@ -164,7 +165,8 @@ class DraftStages:
         asked = set(proposals)
         slots = proposals + [slot for slot in batch.decode_slots.tolist() if slot not in asked]
         bucket = Bucket(bucket_for(len(slots), self.buckets), self.growth.depth(batch))
-        ruled = batch.sampling_rules is not None or batch.allowed_tokens is not None
+        has_rules = batch.sampling_rules is not None or batch.allowed_tokens is not None
+        ruled = has_rules and self._rules is not None
         runner = self._ruled if ruled else self._proposal
         rows = runner.inputs(bucket)
         self._load(rows, batch, slots)

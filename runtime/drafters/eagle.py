@@ -21,10 +21,10 @@ from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
-from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Segment
@@ -178,9 +178,15 @@ def build_eagle(
         source: folder of the head.
     """
 
+    fp8 = hooks("fp8_head") if options.fp8_weights else ()
+    if options.fp8_weights and not fp8:
+        raise ValueError(
+            "drafter_weights is fp8: this installation lacks the package runtime.fp8_heads; leave drafter_weights out"
+        )
+
     def load_head(folder: str) -> DraftHead:
         head = load_eagle_head(folder, target, options.dtype, options.device)
-        if options.fp8_weights:
+        for use_fp8 in fp8:
             use_fp8(head)
         return head
 

@@ -6,28 +6,33 @@ CUDA graph.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.tree.candidates import top_among, top_candidates
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, GrowthRule
-from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
 """See `DraftBatch.growth_rules`."""
 
 _WORD_BITS = 64
+
+
+class LogitRules(Protocol):
+    """Rules of the requests of one draft."""
+
+    def apply(self, given: Continuations, *, is_root: bool = False) -> Continuations:
+        """Return the continuations of nodes under the rules; `is_root` if the nodes are the roots."""
+        ...
 
 
 class Roots(NamedTuple):
@@ -44,10 +49,8 @@ class Roots(NamedTuple):
     """float32 [num_reqs]"""
     seeds: Tensor
     """int64 [num_reqs]"""
-    allowed_tokens: Tensor | None = None
-    """See `DraftBatch.allowed_tokens`."""
-    rules: RequestRules | None = None
-    """Sampling rules of the requests; None if no request has sampling rules."""
+    rules: LogitRules | None = None
+    """None if no request has rules."""
     position_deltas: Tensor | None = None
     """int64 [num_reqs]: offset added to each sequence's positions for RoPE; None if all offsets are 0."""
 
@@ -112,7 +115,9 @@ class Growth:
         self, speculation: SpeculationConfig, draft_token_ids: Tensor, packed: bool = False, whole: bool = False
     ) -> None:
         self.speculation = speculation
-        self.draft_token_ids, self.columns = draft_token_ids, DraftColumns(draft_token_ids)
+        self.draft_token_ids = draft_token_ids
+        self.rules: Any = first_result("draft_rules", draft_token_ids)
+        """A `draft_rules.draft_rules.DraftRules`; None if drafts follow no rules."""
         self.top_k = speculation.draft_top_k
         self.max_depth = speculation.max_path - 1
         self.depths = range(self.max_depth if whole else 1, self.max_depth + 1)
@@ -147,19 +152,13 @@ class Growth:
         # sequence's last round, which the host has not processed yet.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens + self._steps[: self.depth(batch), None]
-        rules, sampling_rules = None, batch.sampling_rules
-        if sampling_rules is not None:
-            histories = Histories(batch.token_ids, batch.committed_lens, prompt_lens(sampling_rules), slots)
-            kinds = RuleKinds(batch.rule_kinds)
-            rules = RequestRules.from_slots(sampling_rules, kinds, batch.temperatures, histories, self.columns)
         return Roots(
             slots=slots,
             token_ids=batch.token_ids[slots, last],
             positions=positions,
             temperatures=batch.temperatures[slots],
             seeds=batch.seeds[slots],
-            allowed_tokens=batch.allowed_tokens,
-            rules=rules,
+            rules=None if self.rules is None else self.rules.of_batch(batch, slots),
             position_deltas=None if batch.position_deltas is None else batch.position_deltas[slots],
         )
 
@@ -182,10 +181,8 @@ class Growth:
             rules: rules that stop growth early; empty except on a CPU.
         """
         couplings = couplings_of(roots)
-        if roots.allowed_tokens is not None:
-            logits = self._allowed_only(logits, roots.allowed_tokens)
         if roots.rules is not None:
-            logits, expand = self._ruled(roots.rules, logits, expand)
+            logits, expand = _ruled(roots.rules, logits, expand)
         if self.top_k == 1:
             return self._grow_chain(roots.token_ids, logits, expand, couplings, rules)
         return self._grow_tree(roots.token_ids, logits, expand, couplings, rules)
@@ -250,40 +247,6 @@ class Growth:
             frontier = table.add_level(depth, token_ids, log_probs)
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
 
-    def ruled(self, roots: Roots, logits: Tensor) -> Continuations:
-        """Apply the requests' rules at once to the logits of all levels, [num_reqs, num_levels, draft_vocab_size].
-
-        Level 0 holds the logits that follow the roots.
-        """
-        if roots.allowed_tokens is not None:
-            first = self._allowed_only(logits[:, :1], roots.allowed_tokens).logits
-            logits = torch.cat([first, logits[:, 1:]], dim=1)
-        if roots.rules is None:
-            return Continuations(logits)
-        first, rest = roots.rules.apply(Continuations(logits[:, :1]), is_root=True), logits[:, 1:]
-        if not rest.shape[1]:
-            return first
-        rest = roots.rules.apply(Continuations(rest))
-        return first._replace(logits=torch.cat([first.logits, rest.logits], dim=1))
-
-    def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:
-        """Masks disallowed tokens after the roots. A row in which no candidate is allowed stays unmasked."""
-        given = _continuations(given)
-        token_ids = self.draft_token_ids if given.token_ids is None else given.token_ids
-        words, bits = token_ids // 32, (token_ids % 32).to(torch.int32)
-        found = allowed[:, words] if given.token_ids is None else allowed.gather(1, words)
-        may_follow = ((found >> bits) & 1).to(torch.bool)
-        may_follow |= ~may_follow.any(dim=1, keepdim=True)
-        return given._replace(logits=given.logits.masked_fill(~may_follow[:, None], float("-inf")))
-
-    def _ruled(
-        self, rules: RequestRules, given: Tensor | Continuations, expand: Expand
-    ) -> tuple[Continuations, Expand]:
-        """Applies the requests' rules to the roots' logits; the returned `expand` applies the rules at every level."""
-
-        first = rules.apply(_continuations(given), is_root=True)
-        return first, lambda level: rules.apply(_continuations(expand(level)))
-
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
         """Returns the top_k best tokens after each of `width` nodes."""
         logits, few_token_ids, confidence, is_tempered = _continuations(given)
@@ -316,6 +279,12 @@ def of_parents(hidden: Tensor, level: Level) -> Tensor:
 
 def _continuations(given: Tensor | Continuations) -> Continuations:
     return Continuations(given) if isinstance(given, Tensor) else given
+
+
+def _ruled(rules: LogitRules, given: Tensor | Continuations, expand: Expand) -> tuple[Continuations, Expand]:
+    """Applies the requests' rules to the roots' logits; the returned `expand` applies the rules at every level."""
+    first = rules.apply(_continuations(given), is_root=True)
+    return first, lambda level: rules.apply(_continuations(expand(level)))
 
 
 def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:

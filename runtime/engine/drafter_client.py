@@ -246,7 +246,7 @@ class DrafterClient(RoundObserver):
         writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
         rules = self.slots.published_rules
-        ruled = rules.kinds(self._asked) if rules.ruled else 0
+        ruled = rules.kinds(self._asked) if rules is not None and rules.ruled else 0
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()

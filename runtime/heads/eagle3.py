@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.layer.reference import MOST_HIDDEN, embed_beside
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
-from wingbeat.runtime.heads.deeper_layer import DeeperLayer
-from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, HeadNorm
+from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, DeeperLayer, HeadNorm
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from wingbeat.runtime import config_numbers
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import first_line
 from wingbeat.runtime.parts import first_result
@@ -63,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         fields = read_fields(file)
     except ModelCheckpointError as error:
         raise DamagedCheckpointError(str(error)) from error
-    if (problem := config_numbers.problem(fields)) is not None:
+    if (problem := first_result("config_problem", fields)) is not None:
         raise CheckpointError(f"{file}: {problem}")
     return fields
 

@@ -123,72 +123,35 @@ def check_attention(config: Any) -> None:
         raise ValueError(f"rope_type={rope_type!r} is not one of {', '.join(_STATIC_ROPE_TYPES)}")
 
 
-class DecoderHead(DraftHead):
-    """A head with one decoder layer.
+class DecoderLayer(nn.Module):
+    """A decoder layer without the norm of its input.
 
     The projections of q, k and v are one matrix, and the gate and up projections another, because for small batches the
     time of a step depends on the number of operations.
-
-    Args:
-        config: shapes and conventions.
-        attention_width: width of the input of q, k and v.
     """
 
-    signed_inv_freq: Tensor
+    config: DecoderHeadConfig
+    head_dim: int
 
-    def __init__(self, config: DecoderHeadConfig, attention_width: int) -> None:
-        super().__init__()
-        self.config = config
-        hidden, heads = config.hidden_size, config.num_attention_heads
-        self.hidden_size = hidden
-        self.num_key_value_heads = config.num_key_value_heads
-        self.head_dim = self.value_dim = config.head_dim
-        self.taps_size = config.num_taps * config.target_hidden_size
-        self.max_position_embeddings = config.max_position_embeddings
-        self.embedding_width = hidden if config.embeds_media else 0
-        self._rotated_heads = heads + config.num_key_value_heads
-        self._qkv_heads = self._rotated_heads + config.num_key_value_heads
-        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
-        self._build_attention(attention_width)
+    def _build_layer(self, width: int) -> None:
+        """Creates the layer's modules, for inputs [..., width] of q, k and v."""
+        config, hidden = self.config, self.config.hidden_size
+        self._build_attention(width)
         self.post_attention_layernorm = HeadNorm(hidden, config.rms_norm_eps)
         self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
-        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
-        self.register_buffer("draft_token_ids", torch.arange(config.draft_vocab_size))
-        self.register_buffer("signed_inv_freq", torch.empty(config.head_dim), persistent=False)
-        self._rope_scale = 1.0
-        self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
-        self._theta_read: float | None = None
-        self.reset_rope(self.signed_inv_freq.device)
 
     def _build_attention(self, width: int) -> None:
         """Creates the modules of attention: the projections of the layer's inputs [..., width] to q, k and v, the norms
         of q and k, and the output projection.
         """
         config, heads = self.config, self.config.num_attention_heads
+        self._rotated_heads = heads + config.num_key_value_heads
+        self._qkv_heads = self._rotated_heads + config.num_key_value_heads
         self.qkv_proj = nn.Linear(width, self._qkv_heads * config.head_dim, bias=config.attention_bias)
         self.q_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = nn.Linear(heads * config.head_dim, config.hidden_size, bias=config.output_bias)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.post_attention_layernorm.weight.dtype
-
-    def rotary(self, position_ids: Tensor) -> Rotary:
-        # `signed_inv_freq` is (-f, f). Cosines do not depend on the sign, whereas the sines of the first half are
-        # negated. The negation in rotate-half RoPE is thus part of the sines, so `rotate` only has to swap the halves.
-        cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
-        return cos.unsqueeze(-2), sin.unsqueeze(-2)
-
-    def rotary_in_grids(self, axes: Tensor) -> Rotary:
-        if not self.config.mrope_section:
-            return super().rotary_in_grids(axes)
-        axis_of = torch.tensor(frequency_axes(self.config) * 2, device=axes.device)
-        return self._factors((axes[axis_of].movedim(0, -1) * self.signed_inv_freq).unsqueeze(-2))
-
-    def _factors(self, angles: Tensor) -> Rotary:
-        return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
         """Runs attention over inputs [..., T, attention_width], then the MLP; adds each to the residual [..., T, H]."""
@@ -217,13 +180,78 @@ class DecoderHead(DraftHead):
     ) -> Tensor:
         """Computes the same as `_layer`, with the fused kernels of `wingbeat.kernels.layer` and their rounding."""
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
-        mixed = self.o_proj(attend.fused(qkv, rotary, norm_weights(self), rows).flatten(-2))
+        norms = () if self.q_norm is None else (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        mixed = self.o_proj(attend.fused(qkv, rotary, norms, rows).flatten(-2))
         residual = residual if rows is None else residual[rows]
         before = residual.reshape(-1, residual.shape[-1])
         norm = self.post_attention_layernorm
         normed, hidden = add_rms_norm(mixed, before, norm.weight, norm.eps)
         active = silu_mul(self.gate_up_proj(normed))
         return add_product(self.down_proj, hidden, active).view(residual.shape)
+
+
+class DeeperLayer(DecoderLayer):
+    """A decoder layer after a head's first; its only input is the residual stream, which the layer normalises."""
+
+    def __init__(self, config: DecoderHeadConfig) -> None:
+        super().__init__()
+        self.config, self.head_dim = config, config.head_dim
+        self.input_layernorm = HeadNorm(config.hidden_size, config.rms_norm_eps)
+        self._build_layer(config.hidden_size)
+
+    def forward(self, stream: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Returns the residual stream [..., T, H] after the layer, or [n, H] with `rows`; see `DraftHead.forward`."""
+        return self._layer(self.input_layernorm(stream), stream, rotary, attend, rows)
+
+
+class DecoderHead(DecoderLayer, DraftHead):
+    """A head whose first decoder layer is its own modules.
+
+    Args:
+        config: shapes and conventions.
+        attention_width: width of the input of q, k and v.
+    """
+
+    signed_inv_freq: Tensor
+
+    def __init__(self, config: DecoderHeadConfig, attention_width: int) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.hidden_size = hidden
+        self.num_key_value_heads = config.num_key_value_heads
+        self.head_dim = self.value_dim = config.head_dim
+        self.taps_size = config.num_taps * config.target_hidden_size
+        self.max_position_embeddings = config.max_position_embeddings
+        self.embedding_width = hidden if config.embeds_media else 0
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self._build_layer(attention_width)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.register_buffer("draft_token_ids", torch.arange(config.draft_vocab_size))
+        self.register_buffer("signed_inv_freq", torch.empty(config.head_dim), persistent=False)
+        self._rope_scale = 1.0
+        self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
+        self._theta_read: float | None = None
+        self.reset_rope(self.signed_inv_freq.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.post_attention_layernorm.weight.dtype
+
+    def rotary(self, position_ids: Tensor) -> Rotary:
+        # `signed_inv_freq` is (-f, f). Cosines do not depend on the sign, whereas the sines of the first half are
+        # negated. The negation in rotate-half RoPE is thus part of the sines, so `rotate` only has to swap the halves.
+        cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)
+
+    def rotary_in_grids(self, axes: Tensor) -> Rotary:
+        if not self.config.mrope_section:
+            return super().rotary_in_grids(axes)
+        axis_of = torch.tensor(frequency_axes(self.config) * 2, device=axes.device)
+        return self._factors((axes[axis_of].movedim(0, -1) * self.signed_inv_freq).unsqueeze(-2))
+
+    def _factors(self, angles: Tensor) -> Rotary:
+        return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def _set_rope_theta(self, theta: float | None) -> None:
         """Sets the RoPE base; None means the config's base. Other heads that share these weights keep their RoPE
@@ -246,11 +274,6 @@ class DecoderHead(DraftHead):
         """Compute the RoPE frequencies in float32 on `device`; required after building on the meta device."""
         signed, self._rope_scale = rotary_frequencies(self.config)
         self.signed_inv_freq = signed.to(device)
-
-
-def norm_weights(layer: nn.Module) -> tuple:
-    """Weights of a layer's query and key norms, and their epsilon; empty if the layer has no such norms."""
-    return () if layer.q_norm is None else (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
 
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:

@@ -4,16 +4,16 @@ families.
 A layout is recognised by its tensors first, and by its config if two tools use the same names.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
 
-from wingbeat.runtime.heads.families import OnePassFamily, family_told
-from wingbeat.runtime.heads.files import CheckpointError, object_field
+from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.layer import DecoderHeadConfig
+from wingbeat.runtime.parts import first_result
 
 
 class UnsupportedCheckpointError(CheckpointError):
@@ -94,9 +94,8 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
         CheckpointError: the tensors are not those of a head.
     """
     names = tuple(names)
-    family = other_family(raw, names)
-    if family is not None:
-        raise refusal_of(family)
+    if (error := first_result("other_family", raw, names)) is not None:
+        raise error
     architectures = str(raw.get("architectures") or "")
     if any(name.startswith("midlayer.") for name in names):
         if "Eagle3LlamaForCausalLM" in architectures:
@@ -105,64 +104,27 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
         return SPECFORGE if written_by_specforge else SAFEAILAB
     if not any(name.startswith("layers.0.") for name in names):
         raise CheckpointError("no EAGLE head: there are neither midlayer.* nor layers.0.* tensors")
-    if not _is_eagle3(names):
+    if not is_eagle3(names):
         return SAFEAILAB_1
-    return SPECULATORS if _speculators_type(raw) or "transformer_layer_config" in raw else MODELOPT
-
-
-def refusal_of(family: str) -> UnsupportedCheckpointError:
-    """The error for a checkpoint of a family that cannot be loaded as an EAGLE head."""
-    if family == "EAGLE-4":
-        return UnsupportedCheckpointError("EAGLE-4 is not supported: its licence allows no independent server")
-    if family in tuple(OnePassFamily):
-        return UnsupportedCheckpointError(f"{family} drafts in one pass: it is read as a drafter, not as an EAGLE head")
-    return UnsupportedCheckpointError(
-        f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with Llama, Qwen3 or MLA layers are, "
-        f"and of {', '.join(OnePassFamily)}"
-    )
+    return SPECULATORS if speculators_type(raw) or "transformer_layer_config" in raw else MODELOPT
 
 
 def holds_head(raw: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Whether a folder holds a draft head, supported or not, rather than a whole language model."""
     names = tuple(names)
-    if other_family(raw, names) is not None:
-        return True
-    return any(name.startswith(("midlayer.", "layers.0.")) for name in names)
+    return first_result("other_family", raw, names) is not None or any(
+        name.startswith(("midlayer.", "layers.0.")) for name in names
+    )
 
 
-def _is_eagle3(names: Iterable[str]) -> bool:
+def is_eagle3(names: Iterable[str]) -> bool:
+    """Whether tensor names are those of an EAGLE-3 head rather than of an EAGLE-1 head."""
     return any(name in ("norm.weight", "d2t") or name.endswith(".hidden_norm.weight") for name in names)
 
 
-def _speculators_type(raw: Mapping[str, Any]) -> str:
+def speculators_type(raw: Mapping[str, Any]) -> str:
+    """Lower-case value of the config field `speculators_model_type`; empty if absent."""
     return str(raw.get("speculators_model_type") or "").lower()
-
-
-def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The name of a family that cannot be loaded as an EAGLE head; None if there is no sign of such a family."""
-    names, eagle_config = tuple(names), object_field(raw, "eagle_config")
-    told = family_told(raw, names)
-    if told is not None:
-        return told
-    kind = _speculators_type(raw)
-    if kind and kind != "eagle3":
-        return f"the speculators kind {kind!r}"
-
-    def any_name(test: Callable[[str], bool]) -> bool:
-        return any(test(name) for name in names)
-
-    head_like = _is_eagle3(names) or any_name(lambda name: name == "fc.weight")
-    eagle1_like = head_like and not _is_eagle3(names)
-    signs = {
-        "an EAGLE-1 head of several decoder layers": eagle1_like and any_name(lambda n: n.startswith("layers.1.")),
-        "an EAGLE-1 head with MLA attention": eagle1_like and any_name(lambda n: ".kv_b_proj." in n),
-        "a head with a mixture of experts": head_like and any_name(lambda name: ".experts." in name),
-        "ModelOpt's head with eagle_config.use_mtp_layernorm": bool(eagle_config.get("use_mtp_layernorm")),
-        "an EAGLE-3 head over one hidden state (eagle_config.use_aux_hidden_state: false)": (
-            _is_eagle3(names) and eagle_config.get("use_aux_hidden_state") is False
-        ),
-    }
-    return next((family for family, seen in signs.items() if seen), None)
 
 
 def file_tensors(layout: Layout, config: DecoderHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead
@@ -33,6 +32,7 @@ from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_h
 from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 from wingbeat.runtime.heads.rotary import in_turning_order
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.parts import first_result
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +74,14 @@ class HeadCheckpoint:
         return head_config(self.raw, self.layout, self.shapes, target_hidden_size, convention)
 
     @contextmanager
-    def says_whose(self, target: Sizes) -> Iterator[None]:
+    def says_whose(self, target: TargetDescription) -> Iterator[None]:
         """In this context, the message of a CheckpointError is prefixed with the verifier for which the head was made,
         if that is not the given verifier.
         """
         try:
             yield
         except CheckpointError as error:
-            words = another_verifier(self.raw, self.shapes, self.layout.family, target)
+            words = first_result("another_verifier", self.raw, self.shapes, self.layout.family, target)
             raise (error if words is None else type(error)(f"{words}: {error}")) from error.__cause__
 
 
@@ -122,7 +122,7 @@ def head_conventions(path: str | Path, target: TargetDescription, num_drafted: i
         CheckpointError: the folder is unreadable, unsupported, or does not fit the target.
     """
     checkpoint = read_checkpoint(path)
-    with checkpoint.says_whose(Sizes(target.hidden_size, None, target.num_layers)):
+    with checkpoint.says_whose(target):
         return checkpoint.conventions(target.num_layers, target.hidden_size)
 
 
@@ -146,7 +146,7 @@ def load_eagle_head(
         CheckpointError: the family or the config is not supported, or a tensor is missing, unexpected or mis-shaped.
     """
     checkpoint = read_checkpoint(path)
-    with checkpoint.says_whose(Sizes(target.hidden_size, target.vocab_size, target.num_layers)):
+    with checkpoint.says_whose(target):
         readings = checkpoint.conventions(target.num_layers, target.hidden_size)
         convention = convention or readings[0]
         config = checkpoint.config(target.hidden_size, convention)

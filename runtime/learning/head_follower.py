@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.head_swaps.head_swaps import HeadSwaps
 from wingbeat.runtime.learning.head_versions import HeadLedger
 from wingbeat.runtime.learning.ledger import LedgerError
 
@@ -32,8 +33,8 @@ class HeadFollower:
     """
 
     def __init__(self, ledger: HeadLedger, worker: DraftWorker) -> None:
-        self._ledger, self._worker = ledger, worker
-        self._offered = self._noted = worker.head_version
+        self._ledger, self.swaps = ledger, HeadSwaps.of(worker)
+        self._offered = self._noted = self.swaps.version
         """Version that was last offered to the drafter; and version of the last swap that this object recorded in the
         ledger.
         """
@@ -77,13 +78,13 @@ class HeadFollower:
             return False
         try:
             began = time.monotonic()
-            head = self._worker.drafter.prepare_head(str(self._ledger.checked_folder(version)))
+            head = self.swaps.prepare(str(self._ledger.checked_folder(version)))
         except Exception as error:  # any exception, because the content of a file must not end a healthy drafter
             self._refuse(version, error)
             if version == 0:
                 self._offered = 0
             return False
-        self._worker.offer_head(version, head, partial(self._failed, version))
+        self.swaps.offer(version, head, partial(self._failed, version))
         self._offered = version
         logger.info("version %d of the head was read in %.1f s", version, time.monotonic() - began)
         return True
@@ -106,7 +107,7 @@ class HeadFollower:
         False.
         """
         try:
-            return self._worker.take_offered_head()
+            return self.swaps.take()
         except Exception:
             logger.exception("version %d of the head cannot be taken", self._offered)
             return False
@@ -115,7 +116,7 @@ class HeadFollower:
         """Records in the ledger which version the drafter runs. This happens after the swap, so a swap that ends the
         drafter's process is not recorded.
         """
-        version = self._worker.head_version
+        version = self.swaps.version
         if version != self._noted:
             self._ledger.took(version)
             self._noted = version
@@ -133,5 +134,5 @@ class HeadFollower:
     def _wait(self) -> None:
         """Waits until the drafter has swapped to the offered version, for at most `TAKEN_S` seconds."""
         deadline = time.monotonic() + TAKEN_S
-        while self._worker.head_version != self._offered and time.monotonic() < deadline:
+        while self.swaps.version != self._offered and time.monotonic() < deadline:
             time.sleep(LOOK_S / 10)

@@ -28,11 +28,47 @@ from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_par
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.mtp.mtp_loader import load_mtp_modules
 from wingbeat.runtime.mtp.mtp_modules import MtpModules
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Rows
+
+
+class ModulePool(DraftPool):
+    """A pool that also holds modules' outputs at committed rows.
+
+    Args:
+        size: width of an output.
+        count: number of modules whose outputs are held.
+    """
+
+    def __init__(
+        self,
+        layers: list[LayerAttention],
+        num_drafted: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        size: int,
+        count: int,
+    ) -> None:
+        super().__init__(layers, num_drafted, dtype, device)
+        self._size = size
+        self.extras = [torch.zeros(0) for _ in range(count)]
+        """Tensors [num_blocks, block_size, size], whose rows have the addresses of the KV."""
+
+    @property
+    def token_bytes(self) -> int:
+        return super().token_bytes + len(self.extras) * self._size * self.dtype.itemsize
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> bool:
+        """See `DraftPool.resize`."""
+        if not super().resize(spec, num_slots, num_blocks):
+            return False
+        shape = (*self.caches[0][0].shape[:2], self._size)
+        self.extras = [grown(old, shape, self.dtype, self.device) for old in self.extras]
+        return True
 
 
 class MtpDrafter(StagedDrafter):
@@ -60,8 +96,7 @@ class MtpDrafter(StagedDrafter):
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         # A module's outputs at committed rows are stored per block, because they are the next module's inputs. They are
         # therefore also available after a prefix that another sequence ran.
-        extra_sizes = (self.taps_size,) * (self.num_modules - 1)
-        pool = DraftPool(modules.layers, num_drafted, dtype, device, extra_sizes)
+        pool = ModulePool(modules.layers, num_drafted, dtype, device, self.taps_size, self.num_modules - 1)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
             (num_layers,), keeps_context=True, token_bytes=pool.token_bytes, embedding_width=self.taps_size

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.layer import check_attention
 
 DEFAULT_ROPE_THETA = 1e6

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.head_families.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.heads.files import (
     CheckpointError,
     fields_refused,

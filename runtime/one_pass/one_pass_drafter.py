@@ -27,8 +27,8 @@ from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.contract import Attend, HeadConvention
-from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.head_families.families import OnePassFamily
+from wingbeat.runtime.heads.contract import Attend, Continuations, HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
@@ -143,7 +143,7 @@ class CandidateChooser:
     def __call__(self, roots: Roots) -> ChooseCandidates | None:
         """A function that selects candidates for these roots; None if all roots are greedy and without rules."""
         sampled = growth.couplings_of(roots)[0] is not None
-        if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
+        if self._columns is None or not (sampled or roots.rules is not None):
             return None
         num_levels, columns = len(roots.positions), self._columns
         temperatures, seeds = (column.repeat_interleave(num_levels) for column in (roots.temperatures, roots.seeds))
@@ -151,7 +151,7 @@ class CandidateChooser:
 
         def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
             logits = logits[:, :num_levels]
-            ruled = self.growth.ruled(roots, logits)
+            ruled = ruled_levels(roots, logits)
             rows, noise = ruled.logits.flatten(0, 1)[:, None], coupling
             if ruled.is_tempered and noise is not None:
                 noise = noise.tempered()
@@ -162,6 +162,20 @@ class CandidateChooser:
             return token_ids.unflatten(0, (-1, num_levels)), scores.unflatten(0, (-1, num_levels))
 
         return choose
+
+
+def ruled_levels(roots: growth.Roots, logits: Tensor) -> Continuations:
+    """Apply the requests' rules at once to the logits of all levels, [num_reqs, num_levels, draft_vocab_size].
+
+    Level 0 holds the logits that follow the roots.
+    """
+    if roots.rules is None:
+        return Continuations(logits)
+    first, rest = roots.rules.apply(Continuations(logits[:, :1]), is_root=True), logits[:, 1:]
+    if not rest.shape[1]:
+        return first
+    rest = roots.rules.apply(Continuations(rest))
+    return first._replace(logits=torch.cat([first.logits, rest.logits], dim=1))
 
 
 def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, read_tensors
 from wingbeat.runtime.heads.head_config import conventions, head_config
 from wingbeat.runtime.heads.layouts import MODELOPT, SPECULATORS, Layout, Theta, file_tensors

@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import Qwen3Config
 
+from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import is_valid, stated
-from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
 from wingbeat.runtime.heads.head_config import Shapes, rope_parameters, rotary_dim, size_field
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError

@@ -55,31 +55,3 @@ class ChunkInputs(NamedTuple):
         if not len(self.shown) or own.shape[1] != self.embeddings.shape[1]:
             return own
         return torch.where(self.shown[:, None] > 0, self.embeddings.to(own.dtype), own)
-
-
-def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None:
-    """Concatenates the inputs of several verifiers' chunks; returns None if no verifier sent inputs.
-
-    Args:
-        parts: inputs of each verifier's chunks, and the positions int64 [num_tokens] of the chunks' pairs; for text,
-            these are also the rotary positions.
-    """
-    told = [one for one, _ in parts if one is not None]
-    if not told:
-        return None
-    num_axes = max(one.axes.shape[1] for one in told)
-    widest = max((one.embeddings for one in told), key=lambda embeddings: embeddings.shape[1])
-    filled = [_filled(one, positions, num_axes, widest) for one, positions in parts]
-    return ChunkInputs(*(torch.cat(columns) for columns in zip(*filled, strict=True)))
-
-
-def _filled(told: ChunkInputs | None, positions: Tensor, num_axes: int, like: Tensor) -> ChunkInputs:
-    """Returns the inputs of a part, extended to the columns of the widest part."""
-    count = len(positions)
-    axes = positions[:, None].expand(count, num_axes)
-    shown, embeddings = positions.new_zeros(count), like.new_zeros(count, like.shape[1])
-    if told is None:
-        return ChunkInputs(axes, shown, embeddings)
-    if not told.axes.shape[1]:
-        told = told._replace(axes=axes)
-    return told if len(told.shown) == count else told._replace(shown=shown, embeddings=embeddings)

@@ -54,11 +54,6 @@ class SamplingRules(NamedTuple):
     """float32 [num_slots, MOST_BIASED]: values added to the listed tokens' logits; -inf bans a token."""
 
 
-def prompt_lens(rules: SamplingRules) -> Tensor:
-    """Returns a view of the column num_prompt_tokens: float32 [num_slots]."""
-    return rules.numbers[:, RuleColumns._fields.index("num_prompt_tokens")]
-
-
 def no_rules(num_slots: int, device: torch.device | str = "cpu") -> SamplingRules:
     """Returns rules of `num_slots` slots that have no effect."""
     numbers = torch.empty(num_slots, NUM_RULES, device=device)

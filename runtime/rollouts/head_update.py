@@ -24,6 +24,7 @@ from torch import Tensor
 
 from wingbeat.kernels.replaced_file import replacing
 from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.head_swaps.head_swaps import HeadSwaps
 from wingbeat.runtime.heads.files import read_tensors
 from wingbeat.runtime.rollouts.served_weights import FLOATS, WeightsRefused, shown
 from wingbeat.runtime.tensor_files import SAFETENSORS, read_json
@@ -150,7 +151,7 @@ class HeadFollower:
     """Makes one drafter use the served head whenever the head changes."""
 
     def __init__(self, directory: Path, worker: DraftWorker) -> None:
-        self._directory, self._worker = directory, worker
+        self._directory, self._swaps = directory, HeadSwaps.of(worker)
         self._seen: Path | None = None
 
     def run(self) -> None:
@@ -169,10 +170,10 @@ class HeadFollower:
             if folder is None or folder == self._seen:
                 return False
             self._seen = folder
-            head = self._worker.drafter.prepare_head(str(folder))
+            head = self._swaps.prepare(str(folder))
         # any exception is caught, because the content of a file must not end a healthy drafter
         except Exception as error:
             logger.error("the draft head in %s is not taken: %s: %s", self._directory, type(error).__name__, error)
             return False
-        self._worker.offer_head(int(folder.name[:_DIGITS], 16), head)
+        self._swaps.offer(int(folder.name[:_DIGITS], 16), head)
         return True

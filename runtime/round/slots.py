@@ -1,16 +1,16 @@
 """Per-sequence state on the device, one row per slot, at fixed addresses."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.round.reference import SlotColumns
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.processors import ProcessorTables
-from wingbeat.runtime.round.published_rules import PublishedRules
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
@@ -42,7 +42,8 @@ class SlotState:
         self.processors = ProcessorTables(
             config.max_num_seqs, config.speculation.num_nodes, vocab_size, eos_token_ids, device
         )
-        self.published_rules = PublishedRules(config.max_num_seqs, device)
+        self.published_rules: Any = first_result("published_rules", config.max_num_seqs, device)
+        """Sampling rules as told to drafters; None if drafters are told no rules."""
         self.vocab_size = vocab_size
         self.device = device
         self.spare = config.max_num_seqs
@@ -80,7 +81,7 @@ class SlotState:
         """
         copies = [(getattr(outcome, name), by_slot) for name, by_slot in self._ends.items()]
         rules, whole = self.published_rules, (outcome.epochs.data_ptr(), "all")
-        version = (*self._num_changes.values(), rules.num_changes)
+        version = (*self._num_changes.values(), 0 if rules is None else rules.num_changes)
         if self._written.get(whole) == version:
             return copies
         self._written[whole] = version
@@ -90,7 +91,7 @@ class SlotState:
                 self._written[target.data_ptr(), name] = changes
                 copies.append((target, by_slot))
         written = outcome.biases.data_ptr(), "rules"
-        if self._written.get(written, 0) != rules.num_changes:
+        if rules is not None and self._written.get(written, 0) != rules.num_changes:
             self._written[written] = rules.num_changes
             copies += rules.copies(outcome.rules)
         return copies
@@ -108,7 +109,8 @@ class SlotState:
         if plan.admitted:
             self._admit(plan.admitted)
             self.processors.admit(plan.admitted)
-            self.published_rules.admit(plan.admitted)
+            if self.published_rules is not None:
+                self.published_rules.admit(plan.admitted)
         self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
         columns = [seq.slot for seq in plan.decodes], plan.with_trees()
         if columns != self._latest_columns:  # the batch seldom changes between rounds

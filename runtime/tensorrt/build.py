@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from wingbeat.runtime.drafters.registry import kind_of
-from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.heads.load import load_eagle_head

@@ -5,7 +5,6 @@ import torch
 from tests.runtime.models import CHAIN, TREE
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.merged_batch import HOST_COLUMNS
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -77,7 +76,15 @@ class World:
             int(self.lens.max()),
             max_levels,
         )
-        on_host = (*HOST_COLUMNS, "chunk_slots", "chunk_positions", "chunk_lens", "max_committed_len", "max_levels")
+        on_host = (
+            "decode_slots",
+            "proposal_slots",
+            "chunk_slots",
+            "chunk_positions",
+            "chunk_lens",
+            "max_committed_len",
+            "max_levels",
+        )
         moved = {
             k: v.to(device) for k, v in batch._asdict().items() if k not in on_host and isinstance(v, torch.Tensor)
         }

@@ -192,13 +192,12 @@ def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[s
         [graph.total() for (stage, _), graph in sorted(by_stage.items()) if stage == wanted]
         for wanted in (Stage.DRAFT_PROPOSAL, Stage.DRAFT_RULED)
     )
-    levels = [by_depth[-1] - by_depth[-2] for by_depth in (free, ruled)]
-    return {
-        f"level of a {name}": levels[0],
-        f"draft of one level, {name}": free[0],
-        f"rules in a level of a {name}": levels[1] - levels[0],
-        f"rules in a draft of one level, {name}": ruled[0] - free[0],
-    }
+    level = free[-1] - free[-2]
+    found = {f"level of a {name}": level, f"draft of one level, {name}": free[0]}
+    if ruled:
+        found[f"rules in a level of a {name}"] = ruled[-1] - ruled[-2] - level
+        found[f"rules in a draft of one level, {name}"] = ruled[0] - free[0]
+    return found
 
 
 def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:

@@ -19,13 +19,12 @@ from tests.runtime.gpu_world import (
     PLAIN,
     SAMPLED,
     TREE,
-    VOCAB_SIZE,
     engine_config,
     new_drafter,
     serve,
     verifier,
 )
-from tests.runtime.launch_counts import attach, decided
+from tests.runtime.launch_counts import attach
 from tests.runtime.watchers import SilentEnd
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
@@ -37,7 +36,6 @@ from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.protocol import transfer
-from wingbeat.runtime.protocol.sampling_rules import no_rules
 
 pytestmark = pytest.mark.few(2)
 
@@ -133,31 +131,6 @@ def test_adaptive_rounds_wait_in_their_one_wait_alone(gpu, num_slots, tmp_path, 
     assert served.engine.stats().policy is not None
     assert served.engine.runner.graphs.stats.failed == []
     assert served.engine.drafter_state == "attached"
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_rules_of_sampling_and_masks_are_not_waited_for(gpu, kind, shape, captured):
-    """Drafts by a drafter in its verifier's process; masks come from the host."""
-    drafter = new_drafter(kind, SHAPES[shape], FakeGraphDevice(gpu) if captured else None)
-    batch = decided(attach(drafter, SHAPES[shape], num_slots=1))
-    rules = no_rules(1, CUDA)
-    masks = torch.full((1, VOCAB_SIZE // 32), 5, dtype=torch.int32, pin_memory=True)
-    gpu.strict = True
-    masks = masks.to(CUDA, non_blocking=True)
-    for ruled in (
-        {"sampling_rules": rules},
-        {"allowed_tokens": masks},
-        {"sampling_rules": rules, "allowed_tokens": masks},
-    ):
-        drafter.draft(batch._replace(**ruled))
-    if captured:
-        assert drafter.graph_stats.failed == []
-        assert drafter.graph_stats.replays == {Stage.DRAFT_RULED: 3}
-        assert not drafter.graph_stats.eager_runs
 
 
 @pytest.mark.slow

@@ -37,10 +37,9 @@ the wait at once.
 
 
 class Worker(Protocol):
-    """The part of the interface of `runtime.drafters.worker.DraftWorker` that the thread uses."""
+    """Interface of a worker that serves one verifier (`DraftWorker`) or several."""
 
     drafter: Any
-    room: Any
 
     def attach(self, name: str, end: DrafterEnd) -> None: ...
     def detach(self, name: str) -> None: ...
@@ -184,10 +183,11 @@ class DrafterThread:
             torch.set_num_threads(self._config.num_threads() or 1)
             factory = self._config.drafter_factory
             build = load_factory(factory) if factory else partial(build_draft_worker, lender=self._borrowed)
-            self._worker = build(self._config)
+            worker = build(self._config)
             give_back_freed()
-            if not self._config.num_threads() and self._worker.drafter.device.type == "cpu":
-                self._worker.most_threads = len(os.sched_getaffinity(0))
+            if not self._config.num_threads() and worker.drafter.device.type == "cpu":
+                worker.most_threads = len(os.sched_getaffinity(0))
+            self._worker = first_result("shared_worker", self._config, worker) or worker
         except Exception as error:
             self._problem = error
         self._loaded.set()

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
-from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.blocks import block_matches
 from wingbeat.runtime.one_pass.config import LayerMask, MarkovConfig, MarkovKind, OnePassConfig, Slots

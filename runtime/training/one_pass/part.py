@@ -14,7 +14,7 @@ trained_families = {
 
 def family_of_head(folder: Path) -> str | None:
     """The family of a one-pass head in a folder; None for other heads."""
-    from wingbeat.runtime.heads.families import one_pass_family
+    from wingbeat.runtime.head_families.families import one_pass_family
     from wingbeat.runtime.heads.files import read_config, read_shapes
 
     found = one_pass_family(read_config(folder), read_shapes(folder))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.runtime import config_numbers
 from wingbeat.runtime.folder_kinds import folder_problem, head_problem
 from wingbeat.runtime.hugging_face import make_config
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields, tensor_files
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ConfigFile:
         # generated texts would then end at other tokens.
         generation = self.folder / _GENERATION
         for path, found in ((file, fields), (generation, read_fields(generation) if generation.exists() else {})):
-            if (problem := config_numbers.problem(found)) is not None:
+            if (problem := first_result("config_problem", found)) is not None:
                 raise ModelCheckpointError(f"{path}: {problem}")
 
 

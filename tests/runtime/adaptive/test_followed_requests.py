@@ -6,11 +6,9 @@ import pytest
 
 from tests.runtime.adaptive.losing_policy import POLICY, SwitchedPolicy
 from tests.runtime.hybrids import CONFIGS, hybrid, needs_states
-from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, reference
-from tests.runtime.shared_drafter import Verifier, run_all
+from tests.runtime.models import TREE, Run, greedy_params, reference
 from tests.runtime.watchers import ContextDrafter, FailingEnd, dense_taps
 from wingbeat.runtime.adaptive import following
-from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 pytestmark = [pytest.mark.few(1), pytest.mark.usefixtures("known_costs")]
@@ -195,28 +193,3 @@ def test_sampled_texts_are_those_of_plain_decoding(plain, monkeypatch):
     assert one.rig.finish(run) == texts
     assert all(output.metrics.num_drafts > 0 for output in run.last.values())
     assert one.engine.stats().num_replayed_tokens > 0
-
-
-@pytest.mark.slow
-def test_a_drafter_that_two_engines_share_catches_up_with_both(monkeypatch):
-    monkeypatch.setattr(POLICY, SwitchedPolicy)
-    monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "SURE", SURE)
-    monkeypatch.setattr(following, "ONE_OF", ONE_OF)
-    ref, speculation = reference("llama"), replace(TREE, adaptive=True)
-    length = min(map(len, ref.continuations))
-    worker = DraftWorker(eagle_drafter(ref.loaded, speculation))
-    both = [Verifier(ref.loaded, engine_config(speculation), worker, name, ref.prompts[:1]) for name in "ab"]
-    run_all(both)
-    for one in both:
-        one.run = Run(one.engine, ref.prompts, greedy_params(length))
-        while sum(map(bool, one.run.tokens)) < 3:
-            one.run.step()
-        assert sum(seq.draft.followed for seq in one.engine.scheduler.running) <= 1
-    monkeypatch.setattr(SwitchedPolicy, "wins", True)
-    run_all(both)
-    for one in both:
-        assert one.run.tokens == [text[:length] for text in ref.continuations]
-        drafted_for = sum(output.metrics.num_drafts > 0 for output in one.run.last.values())
-        assert drafted_for >= len(ref.prompts) - 1, "the last one to be told may end before"
-        one.close()

@@ -152,7 +152,7 @@ def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, 
     drafters = [attached(kinds, kind, speculation), attached(kinds, kind, speculation, FakeDevice())]
     worlds = [World(speculation, taps_size(drafter), (2, 3, 4, 5, 6), MIXED) for drafter in drafters]
     for drafter, world in zip(drafters, worlds, strict=True):
-        for part in (*(part for pair in drafter.pool.caches for part in pair), *drafter.pool.extras):
+        for part in (*(part for pair in drafter.pool.caches for part in pair), *getattr(drafter.pool, "extras", ())):
             part.fill_(50.0)
         world.feed(drafter)
     for more in (0, 1, 2):
@@ -213,7 +213,7 @@ def test_padding_and_drafted_rows_touch_nothing_committed(kinds, kind, speculati
     # With L settled tokens, module k has L - 1 - k rows, whose results the next module reads.
     behind = range(drafter.num_modules) if kind.startswith("mtp") else [0] * len(drafter.pool.caches)
     stored = [(part, lag) for pair, lag in zip(drafter.pool.caches, behind, strict=True) for part in pair]
-    stored += list(zip(drafter.pool.extras, behind, strict=False))
+    stored += list(zip(getattr(drafter.pool, "extras", ()), behind, strict=False))
     before = [part.clone() for part, _ in stored]
     tree = TokenTree(*(part.clone() for part in drafter.draft(world.batch(proposals=slots))))
     for old, (new, lag) in zip(before, stored, strict=True):

@@ -1,4 +1,4 @@
-"""A drafter that serves several verifiers drafts for each as if it were alone."""
+"""A worker answers its verifier's rounds, wherever the channel and the drafter are."""
 
 from dataclasses import replace
 
@@ -16,17 +16,15 @@ from tests.runtime.models import (
     engine_config,
     greedy_params,
     random_head,
-    random_model,
     reference,
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
-from tests.runtime.shared_drafter import LENGTH, Verifier, alone, run_all
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.memory import HOST_FIELDS
 from wingbeat.runtime.drafters import draft_stages, eagle, staged_drafter
 from wingbeat.runtime.drafters import worker as draft_worker
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.merged_batch import merge
+from wingbeat.runtime.drafters.outcome_batch import batch_of
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
@@ -39,7 +37,6 @@ from wingbeat.runtime.protocol.messages import (
     outcome_layout,
     reply_layout,
 )
-from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
 
@@ -48,25 +45,7 @@ def told(ref):
     return ScriptedDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
 
 
-def test_a_place_is_free_once_its_verifier_has_left():
-    ref = reference("llama")
-    worker = DraftWorker(told(ref))
-    names = iter("abcdef")
-    config = engine_config(max_num_seqs=2)
-    first, second = (Verifier(ref.loaded, config, worker, next(names), ref.prompts[:2]) for _ in range(2))
-    for _ in range(3):
-        first.run.step()
-        second.run.step()
-    first.channel.verifier_end.close()
-    second.run.step()
-    assert len(worker.ends) == 1
-    third = Verifier(ref.loaded, config, worker, next(names), ref.prompts[2:4])
-    assert second.run.finish() == [tokens[:LENGTH] for tokens in ref.continuations[:2]]
-    assert third.run.finish() == [tokens[:LENGTH] for tokens in ref.continuations[2:4]]
-    assert third.engine.speculation.acceptance_length > 5
-
-
-def test_channels_that_do_not_fit_are_refused_and_forgotten():
+def test_a_channel_that_does_not_fit_is_refused_and_another_takes_the_place_of_the_one_before():
     ref = reference("llama")
     drafter = eagle_drafter(ref.loaded, TREE)
     worker = DraftWorker(drafter)
@@ -76,14 +55,14 @@ def test_channels_that_do_not_fit_are_refused_and_forgotten():
     with pytest.raises(ValueError, match="taps of size 64"):
         worker.attach("a", InProcessChannel(replace(spec, taps_size=64)).drafter_end)
     assert worker.ends == []
-    worker.attach("a", InProcessChannel(spec).drafter_end)
-    with pytest.raises(ValueError, match="attached already"):
-        worker.attach("a", InProcessChannel(spec).drafter_end)
-    with pytest.raises(ValueError, match="other than the verifiers"):
-        worker.attach("b", InProcessChannel(replace(spec, block_size=8)).drafter_end)
-    assert len(worker.ends) == 1
+    first, second = InProcessChannel(spec), InProcessChannel(spec)
+    worker.attach("a", first.drafter_end)
+    worker.attach("b", second.drafter_end)
+    assert worker.names == ["b"]
+    assert not first.verifier_end.peer_alive()
     worker.detach("never seen")
-    worker.detach("a")
+    assert second.verifier_end.peer_alive()
+    worker.detach("b")
     assert worker.ends == []
     assert not worker.run_once()
 
@@ -101,28 +80,6 @@ def test_rounds_without_proposals_are_answered():
     assert run.finish() == [ref.continuations[4][:8]]
     assert engine.drafter_state == "attached"
     assert torch.equal(channel.verifier_end.token_ids[0, :64], torch.tensor(ref.prompts[4]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
-def test_graphs_serve_two_verifiers_as_the_cpu_path_does(speculation):
-    """Batches that grow and shrink, prompts among decodes, sequences that end; a second verifier moves the buffers."""
-    ref = reference("llama")
-    configs = [engine_config(speculation, max_num_seqs=3), engine_config(speculation, num_kv_blocks=120)]
-    prompts = [ref.prompts[:4], ref.prompts[3:]]
-    solo = [alone(ref, config, mine) for config, mine in zip(configs, prompts, strict=True)]
-    drafter = EagleDrafter(random_head(ref.loaded), speculation, FakeDevice())
-    worker = DraftWorker(drafter)
-    models = [ref.loaded, prepare_model(random_model("llama"), "llama")]
-    both = [Verifier(*each) for each in zip(models, configs, [worker] * 2, "ab", prompts, strict=True)]
-    run_all(both)
-    for one, single in zip(both, solo, strict=True):
-        assert one.run.tokens == single.run.tokens
-        assert one.end.trees == single.end.trees
-        one.close()
-    stats = drafter.graph_stats
-    assert stats.replays[Stage.DRAFT_PROPOSAL] > 0
-    assert not stats.eager_runs
 
 
 class NoMixing(TorchDispatchMode):
@@ -174,16 +131,19 @@ def upload_to_meta(values, device, dtype=torch.int64):
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize("num_verifiers", [1, 2])
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_device_channel_is_served_without_reading_the_device(speculation, num_verifiers, captured, monkeypatch):
+def test_a_device_channel_is_served_without_reading_the_device(speculation, captured, monkeypatch):
+    serve_from_meta(DraftWorker, 1, speculation, captured, monkeypatch)
+
+
+def serve_from_meta(make_worker, num_verifiers, speculation, captured, monkeypatch):
     """A tensor on "meta" has no data: reading one, or indexing it by what lies on the host, fails."""
     for module in (draft_worker, eagle, staged_drafter):
         monkeypatch.setattr(module, "upload", upload_to_meta)
     monkeypatch.setattr(draft_stages, "upload_into", lambda to, values: to.copy_(upload_to_meta(values, to.device)))
     head = random_head(reference("llama").loaded).to("meta")
     drafter = EagleDrafter(head, speculation, FakeDevice() if captured else None)
-    worker = DraftWorker(drafter)
+    worker = make_worker(drafter)
     spec = device_spec(speculation, head.fc.in_features)
     ends = [DeviceChannelEnd(spec, "meta") for _ in range(num_verifiers)]
     for index, end in enumerate(ends):
@@ -222,8 +182,7 @@ def test_on_a_device_the_longest_sequence_is_what_the_verifier_says(said, expect
     end = DeviceChannelEnd(device_spec(TREE, head.fc.in_features), "meta")
     worker.attach("a", end)
     end.ask([0], [], [0], longest=said)
-    [attached] = worker._attached.values()
-    batch = merge([(attached, end.outcome)], [attached], torch.device("meta"))
+    batch = batch_of(end, end.outcome, torch.device("meta"))
     assert batch.max_committed_len == expected
     assert batch.max_levels == 2
     assert {batch.decode_slots.device.type, batch.proposal_slots.device.type} == {"cpu"}
@@ -233,8 +192,11 @@ def test_on_a_device_the_longest_sequence_is_what_the_verifier_says(said, expect
 @pytest.mark.gpu
 @pytest.mark.parametrize("channel_device", ["cuda", "cpu"])
 @pytest.mark.parametrize("drafter_device", ["cuda", "cpu"])
-@pytest.mark.parametrize("num_verifiers", [1, 2])
-def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device, num_verifiers):
+def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device):
+    serve_on_either_side(DraftWorker, 1, channel_device, drafter_device)
+
+
+def serve_on_either_side(make_worker, num_verifiers, channel_device, drafter_device):
     """A drafter without taps and EAGLE answer alike, wherever the channel and the drafter are."""
     ref = reference("llama")
 
@@ -249,7 +211,7 @@ def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device
         taps_size = drafters[0].head.fc.in_features if isinstance(drafters[0], EagleDrafter) else 0
         replies = []
         for drafter, device in zip(drafters, (channel_device, drafter_device), strict=True):
-            worker = DraftWorker(drafter)
+            worker = make_worker(drafter)
             ends = [DeviceChannelEnd(device_spec(TREE, taps_size), device) for _ in range(num_verifiers)]
             for index, end in enumerate(ends):
                 worker.attach(str(index), end)

@@ -1,6 +1,5 @@
 """Inputs of the drafter that only affect acceptance: each is checked by what was sent, and by what was drafted."""
 
-from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.inner_drafter import attach
 from wingbeat.runtime.protocol.messages import RoundHeader
-from wingbeat.runtime.protocol.sampling_rules import RuleKinds
 
 COUNT, BAN = 12, float("-inf")
 _BY_TORCH = pytest.param(by_torch, id="torch", marks=pytest.mark.slow)
@@ -45,7 +43,7 @@ class Pair:
         self.ref, self.passes, self._worker = reference("demo", 1), [], DraftWorker(drafter)
         self._spoil = spoil
         self.engine = Engine(self.ref.loaded, engine_config(shape), drafter.needs)
-        self._draft, self._worker._draft = self._worker._draft, self._noted
+        self._draft, self._worker.draft = self._worker.draft, self._noted
         attach(self.engine, self._worker, InProcessChannel)
         self.passes.clear()  # passes of the calibration
 
@@ -57,12 +55,11 @@ class Pair:
         assert self.passes
         return self.passes
 
-    def _noted(self, pending) -> None:
-        [(attachment, outcome)] = pending
-        header, reply = RoundHeader.read(outcome.header), attachment.end.reply
+    def _noted(self, end, outcome) -> None:
+        header, reply = RoundHeader.read(outcome.header), end.reply
         slots = outcome.proposal_slots[: header.num_proposals].tolist()
         self._spoil(outcome)
-        self._draft(pending)
+        self._draft(end, outcome)
         if slots:
             trees = [
                 (reply.token_ids[slot, 1:count].tolist(), reply.depths[slot, 1:count].tolist(), reply.scores[slot])
@@ -73,53 +70,6 @@ class Pair:
             token_ids = [[ids[place] for place in own] for (ids, *_), own in zip(trees, kept, strict=True)]
             depths = [[depths[place] for place in own] for (_, depths, _), own in zip(trees, kept, strict=True)]
             self.passes.append(Pass(header, token_ids, depths))
-
-
-def drafted_tokens(passes) -> Counter:
-    return Counter(token_id for one in passes for tree in one.token_ids for token_id in tree)
-
-
-@DRAFTED_BY
-@SHAPES
-def test_tokens_that_a_request_bans_are_told_and_not_drafted(shape, draft_by):
-    free = drafted_tokens(draft_by(lambda: Pair(shape).run([greedy_params(COUNT)] * 2)))
-    banned = tuple((token_id,) for token_id, _ in free.most_common(20))
-    passes = draft_by(lambda: Pair(shape).run([greedy_params(COUNT, bad_words=banned)] * 2))
-    assert {one.header.sampling_rules for one in passes} == {RuleKinds.NUMBERS | RuleKinds.LISTED}
-    assert drafted_tokens(passes)
-    assert not drafted_tokens(passes) & Counter({token_id for (token_id,) in banned})
-
-
-@DRAFTED_BY
-@SHAPES
-def test_a_filter_that_leaves_a_single_token_has_a_single_token_drafted(shape, draft_by):
-    params = replace(greedy_params(COUNT), temperature=1.0, top_k=1, seed=3)
-    passes = draft_by(lambda: Pair(shape).run([params] * 2))
-    assert {one.header.sampling_rules for one in passes} == {RuleKinds.NUMBERS}
-    assert {depths.count(1) for one in passes for depths in one.depths} == {1}
-
-
-@DRAFTED_BY
-def test_penalties_are_told_and_move_drafts_away_from_what_was_written(draft_by):
-    def repeated(params, kinds):
-        run = Pair(TREE).run([params] * 4)
-        assert {one.header.sampling_rules for one in run} == {kinds}
-        trees = [tree for one in run for tree in one.token_ids if tree]
-        return sum(len(tree) - len(set(tree)) for tree in trees) / len(trees)
-
-    told = RuleKinds.NUMBERS | RuleKinds.PENALTIES
-    free = draft_by(lambda: repeated(greedy_params(COUNT), 0))
-    penalised = draft_by(lambda: repeated(greedy_params(COUNT, presence_penalty=2.0, frequency_penalty=2.0), told))
-    assert penalised < free
-
-
-@DRAFTED_BY
-def test_where_few_tokens_are_allowed_no_other_is_drafted(draft_by):
-    allowed = tuple(range(100, 140))
-    passes = draft_by(lambda: Pair(TREE).run([greedy_params(COUNT, allowed_token_ids=allowed)] * 2))
-    assert {one.header.sampling_rules for one in passes} == {RuleKinds.NUMBERS | RuleKinds.LISTED}
-    assert drafted_tokens(passes)
-    assert drafted_tokens(passes).keys() <= set(allowed)
 
 
 @pytest.mark.few(1)

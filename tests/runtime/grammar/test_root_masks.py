@@ -1,64 +1,19 @@
 """The drafter gets masks of the tokens allowed behind the roots and drafts only those; no text changes."""
 
-import json
-
 import numpy as np
 import pytest
-import torch
 
 from tests.runtime.grammar.world import (
     SPECS,
     TOKENIZER,
     Constrained,
-    demo_drafter,
     generate,
     params_of,
 )
-from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
+from tests.runtime.models import engine_config, new_engine
 from tests.runtime.scripted import ScriptedDrafter, right_tree
-from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters import merged_batch
-from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.grammar.grammar_masker import MOST_SLOW, GrammarMasker, fill_row
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.scheduling.request import GrammarSpec, RequestTooExpensive
-
-
-def packed(allowed, vocab_size):
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[list(allowed)] = 1
-    return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32).copy())
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("top_k", [1, 3])
-def test_the_first_level_holds_allowed_tokens_alone(top_k, temperature):
-    """The draft vocabulary may also be a part of the target's, in another order."""
-    torch.manual_seed(0)
-    vocab_size, draft_token_ids = 100, torch.randperm(100)[:40]
-    known = draft_token_ids.tolist()
-    allowed = [set(known[3:5]) | {token_id for token_id in range(100) if token_id not in known}]
-    allowed += [set(range(100)), set(range(100)) - set(known), {31, 63, 95} | set(known[:1])]
-    rows = torch.stack([packed(tokens, vocab_size) for tokens in allowed])
-    count = len(allowed)
-    zeros = torch.zeros(count, dtype=torch.int64)
-    roots = Roots(zeros, zeros, zeros + torch.arange(3)[:, None], torch.full((count,), temperature), zeros + 7, rows)
-    growth = Growth(SpeculationConfig(3, top_k, 1 + 3 * top_k), draft_token_ids)
-    logits = torch.randn(count, 1, 40)
-
-    def grow(some):
-        return growth.grow(some, logits, lambda level: torch.randn(count, level.token_ids.shape[1], 40))
-
-    trees, free = grow(roots), grow(roots._replace(allowed_tokens=None))
-    first, before = (
-        [set(tree.token_ids[row][(tree.depths[row] == 1)].tolist()) for row in range(count)] for tree in (trees, free)
-    )
-    assert first[0] <= allowed[0]
-    assert len(first[0]) == min(top_k, 2)
-    assert not before[0] <= allowed[0]
-    # Where nothing is forbidden, or the drafter knows no token that may follow, it drafts as ever.
-    assert first[1:3] == before[1:3]
-    assert first[3] <= allowed[3]
 
 
 class Listener(ScriptedDrafter):
@@ -124,20 +79,6 @@ def test_a_slow_grammar_is_asked_no_more(loaded, grammars, monkeypatch):
     assert sum(told is not None for _, told in drafter.heard) == MOST_SLOW < len(drafter.heard)
 
 
-@pytest.mark.parametrize("vocab_size", [97, 0], ids=["says nothing", "cannot say anything"])
-def test_verifiers_that_restrict_nothing_share_a_pass_with_those_that_do(vocab_size):
-    rounds = []
-    for size, has_masks, proposals in ((97, 1, 2), (vocab_size, 0, 3), (97, 1, 1)):
-        spec = ChannelSpec(4, 5, 5, 8, 0, 64, 8, 8, 16, vocab_size=size)
-        outcome = Outcome(*(torch.zeros(shape, dtype=dtype) for shape, dtype in outcome_layout(spec).values()))
-        outcome.allowed_tokens[:] = size
-        header = RoundHeader(num_proposals=proposals, has_masks=has_masks)
-        rounds.append((None, outcome, header))
-    assert merged_batch._allowed_tokens(rounds, torch.device("cpu")).tolist() == [[97] * 4] * 2 + [[-1] * 4] * 3 + [
-        [97] * 4
-    ]
-
-
 def test_looking_ahead_takes_nothing(grammars):
     masker = GrammarMasker(grammars.compile(GrammarSpec("choice", '["yes", "no"]')))
     yes, mask = TOKENIZER.encode("yes"), np.zeros(128, np.int32)
@@ -147,19 +88,6 @@ def test_looking_ahead_takes_nothing(grammars):
     assert masker.allows(yes[0])
     assert not masker.allows(TOKENIZER.encode("q")[0])
     assert [masker.accept(token_id) for token_id in yes][:-1] == [False] * (len(yes) - 1)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_drafts_of_json_are_accepted_more_often(loaded, grammars, monkeypatch, shape):
-    spec = GrammarSpec("json", json.dumps({"type": "object", "additionalProperties": {"enum": ["left", "right", 7]}}))
-    prompts = [TOKENIZER.encode("data = ")] * 4
-    params = [params_of(spec, seed, max_tokens=40) for seed in range(4)]
-    told, run = generate(loaded, grammars, prompts, params, demo_drafter(shape), shape)
-    monkeypatch.setattr(GrammarMasker, "ahead", lambda *args: False)
-    untold, without = generate(loaded, grammars, prompts, params, demo_drafter(shape), shape)
-    assert told == untold
-    assert run.engine.speculation.num_drafts < 0.9 * without.engine.speculation.num_drafts
 
 
 def test_a_draft_that_was_left_changes_no_mask_behind_it(loaded, grammars):

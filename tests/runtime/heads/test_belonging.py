@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.runtime.heads.head_folder import HIDDEN, edit_config, load
-from wingbeat.runtime.heads.belonging import Sizes, another_verifier
+from tests.runtime.heads.head_folder import HIDDEN, edit_config, load, target_of
+from wingbeat.runtime.belonging.another_verifier import another_verifier
 from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import CheckpointError
 
-GIVEN = Sizes(160, 4096, 24)
+GIVEN = target_of(160, 24, 4096)
 
 
 @pytest.mark.parametrize(

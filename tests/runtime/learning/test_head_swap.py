@@ -13,10 +13,12 @@ from tests.runtime.loaded_kind import Kind
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, reference
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.head_swaps import head_swaps
+from wingbeat.runtime.head_swaps.head_swaps import HeadSwaps, prepare_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.inner_drafter import attach
 from wingbeat.runtime.learning.head_follower import HeadFollower
@@ -99,11 +101,12 @@ def test_heads_swapped_every_twenty_rounds_change_no_token_of_sixteen_sampled_st
     drafter = kind.drafter(speculation)
     sources = [changed(kind.source, tmp_path / "other"), kind.source]
     pair = Pair(kind, drafter, speculation)
+    swaps = HeadSwaps.of(pair.worker)
 
     def between(number):
         if number % EVERY == 0:
             version = number // EVERY
-            pair.worker.offer_head(version, drafter.prepare_head(sources[version % 2]))
+            swaps.offer(version, swaps.prepare(sources[version % 2]))
 
     assert pair.run(kind, sampled(), between) == plain(kind)
     counted = pair.engine.stats().by_head
@@ -119,7 +122,7 @@ def test_heads_swapped_every_twenty_rounds_change_no_token_of_sixteen_sampled_st
 def test_a_head_that_was_taken_drafts_as_one_that_was_loaded(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(USER_DRAFTER)
     kind = KINDS[name](tmp_path)
-    if type(load_drafter(kind.source, kind.target, TREE)).prepare_head is Drafter.prepare_head:
+    if not isinstance(load_drafter(kind.source, kind.target, TREE), HeadDrafter):
         pytest.skip("it drafts with nothing that could be swapped")
     other = changed(kind.source, tmp_path / "other", 0.2)
     counts = []
@@ -127,7 +130,7 @@ def test_a_head_that_was_taken_drafts_as_one_that_was_loaded(name, tmp_path, mon
         drafter = load_drafter(first, kind.target, TREE)
         pair = Pair(kind, drafter, TREE)
         if then is not None:
-            pair.worker.offer_head(1, drafter.prepare_head(then))
+            HeadSwaps.of(pair.worker).offer(1, prepare_head(drafter, then))
         pair.run(kind, sampled(24))
         counts.append(next(iter(pair.engine.stats().by_head.values())))
     assert counts[0] == counts[1]
@@ -165,22 +168,22 @@ def test_poisoned_heads_are_refused_by_name_and_the_version_before_goes_on(name,
         assert version.state == "refused"
         assert word in version.reason
         assert ledger.read().served == 0
-    assert worker.head_version == 0
-    assert not worker.take_offered_head()
+    assert follower.swaps.version == 0
+    assert not follower.swaps.take()
 
 
 @pytest.mark.parametrize("name", ["dflash"])
 def test_a_head_of_another_kind_is_refused(name, tmp_path):
     kind, other = KINDS[name](tmp_path / "a"), KINDS["eagle3"](tmp_path / "b")
     with pytest.raises(ValueError, match="no head that drafts in one pass"):
-        kind.drafter(TREE).prepare_head(other.source)
+        prepare_head(kind.drafter(TREE), other.source)
     with pytest.raises(ValueError, match="drafts in one pass"):
-        other.drafter(TREE).prepare_head(kind.source)
+        prepare_head(other.drafter(TREE), kind.source)
 
 
 def test_a_drafter_without_a_head_takes_none():
     with pytest.raises(ValueError, match="EAGLE and one-pass"):
-        ScriptedDrafter([], right_tree, 2).prepare_head("a head")
+        prepare_head(ScriptedDrafter([], right_tree, 2), "a head")
 
 
 def test_a_drafter_that_starts_anew_drafts_with_the_version_that_is_served(tmp_path):
@@ -191,7 +194,7 @@ def test_a_drafter_that_starts_anew_drafts_with_the_version_that_is_served(tmp_p
     ledger.promote(number, "asked for")
     worker = DraftWorker(kind.drafter(TREE))
     HeadFollower(ledger, worker).start()
-    assert worker.head_version == number
+    assert worker.watch.head_version == number
     assert ledger.read().version(number).taken
 
 
@@ -212,7 +215,7 @@ def test_a_version_is_taken_once_the_swap_is_over_and_not_when_it_is_offered(tmp
     follower, number = HeadFollower(ledger, worker), promoted(ledger, kind.source)
     assert follower.look()
     assert not ledger.read().version(number).taken, "a drafter that is killed at the swap would read it for ever"
-    assert worker.take_offered_head()
+    assert follower.swaps.take()
     follower._follow()
     assert ledger.read().version(number).taken
 
@@ -227,7 +230,7 @@ def test_a_version_that_raises_at_the_swap_or_in_its_first_round_is_refused(plac
 
     def between(count):
         if count == 3:
-            monkeypatch.setattr(drafter, place, unlucky)
+            monkeypatch.setattr(head_swaps if place == "take_head" else drafter, place, unlucky)
             assert follower.look()
 
     assert pair.run(kind, sampled(24), between) == [tokens[:24] for tokens in plain(kind)]
@@ -241,17 +244,17 @@ def test_a_drafter_starts_with_the_version_before_where_that_which_is_served_can
     kind = demo(tmp_path)
     ledger, drafter = HeadLedger(tmp_path / "ledger", kind.source, "v"), kind.drafter(TREE)
     first, second = promoted(ledger, kind.source), promoted(ledger, kind.source)
-    whole, tried = drafter.take_head, []
+    whole, tried = head_swaps.take_head, []
 
-    def take_head(head):
+    def take_head(drafter, head):
         tried.append(head)
-        return unlucky() if len(tried) == 1 else whole(head)
+        return unlucky() if len(tried) == 1 else whole(drafter, head)
 
-    monkeypatch.setattr(drafter, "take_head", take_head)
+    monkeypatch.setattr(head_swaps, "take_head", take_head)
     worker = DraftWorker(drafter)
     HeadFollower(ledger, worker).start()
     found = ledger.read()
-    assert (worker.head_version, found.served, found.version(second).state) == (first, first, "refused")
+    assert (worker.watch.head_version, found.served, found.version(second).state) == (first, first, "refused")
     assert found.version(first).taken
     assert not found.version(second).taken
 
@@ -265,5 +268,5 @@ def test_a_swap_that_raises_leaves_the_head_before_whole(tmp_path, monkeypatch):
     head = drafter.head
     monkeypatch.setattr(drafter.passes, "use_weights", unlucky)
     with pytest.raises(OverflowError):
-        drafter.take_head(drafter.prepare_head(changed(kind.source, tmp_path / "other")))
+        head_swaps.take_head(drafter, prepare_head(drafter, changed(kind.source, tmp_path / "other")))
     assert drafter.head is head

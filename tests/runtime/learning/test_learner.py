@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.drafter_kinds import KINDS, eagle3
 from tests.runtime.loaded_kind import Kind
 from tests.runtime.models import DEMO_PAIR, TREE, Run, engine_config, greedy_params, new_engine, reference
+from wingbeat.runtime.head_swaps.head_swaps import prepare_head, take_head
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.learning.gate import Verdict
@@ -125,7 +126,7 @@ def test_a_damaged_head_is_trained_measured_and_replaced(tmp_path):
     assert "better by 2%" in ledger.version(1).reason
     # The new version loads as drafters load heads, in the place of the served head.
     drafter = kind.drafter(TREE)
-    drafter.take_head(drafter.prepare_head(str(learner.ledger.folder_of(1))))
+    take_head(drafter, prepare_head(drafter, str(learner.ledger.folder_of(1))))
     assert (root / "learner" / FIGURES_FILE).is_file()
 
 
@@ -139,7 +140,7 @@ def test_heads_of_every_family_are_trained_and_measured_as_they_are_served(name,
     turned(learner, lambda: learner._test is not None and learner._test.gate.num_requests > 3)
     assert not torch.equal(before, learner.trainer.head.fc.weight)
     drafter = kind.drafter(TREE)
-    drafter.take_head(drafter.prepare_head(str(root / "learner" / CANDIDATE)))
+    take_head(drafter, prepare_head(drafter, str(root / "learner" / CANDIDATE)))
 
 
 def poison(folder, how):

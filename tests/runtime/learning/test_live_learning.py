@@ -68,9 +68,9 @@ def test_what_is_served_makes_the_head_better_while_it_serves_and_changes_no_tex
     HeadFollower(learner.ledger, server.worker).start()
     turned(learner, lambda: learner.ledger.read().served)
     limit = time.monotonic() + FOLLOWED_S
-    while server.worker.head_version == 0 and time.monotonic() < limit:
+    while server.worker.watch.head_version == 0 and time.monotonic() < limit:
         server.complete(served[:1], learn=False)
-    assert server.worker.head_version == 1
+    assert server.worker.watch.head_version == 1
     after = server.complete(asked, learn=False)
     server.engine.model.remove_taps()
     server.writer.close()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.one_pass.config import LayerMask, MarkovConfig, MarkovKind, Slots
 
 DFLASH, DFLASH2, DSPARK, JETSPEC, PEAGLE = (

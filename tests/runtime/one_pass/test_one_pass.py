@@ -175,19 +175,6 @@ def test_wider_trees_than_the_candidates_are_refused(tmp_path):
         OnePassDrafter(load(tmp_path, raw, random_tensors(raw)), SpeculationConfig(3, 9, 16))
 
 
-@pytest.mark.parametrize("family", ["dflash", "dspark-rnn", "dflash2"])
-def test_what_no_grammar_allows_is_not_drafted_behind_the_root(tmp_path, family):
-    raw = raw_config(family, TAPS, 1)
-    drafter, world = fed(load(tmp_path, raw, random_tensors(raw)), CHAIN)
-    first = trees_of(drafter, world).token_ids[:, 1]
-    words = torch.full((len(first), -(-VOCAB // 32)), -1, dtype=torch.int32)
-    rows = torch.arange(len(first))
-    words[rows, first // 32] &= ~(1 << (first % 32)).to(torch.int32)
-    with torch.inference_mode():
-        batch = world.batch(proposals=world.slots)._replace(allowed_tokens=words)
-        assert not bool((drafter.propose(batch).token_ids[:, 1] == first).any())
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["dflash", "dspark-vanilla", "dflash2"])
 def test_sampled_requests_are_drafted_by_the_targets_own_noise(tmp_path, family):

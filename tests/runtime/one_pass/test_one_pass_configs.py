@@ -3,7 +3,7 @@
 import pytest
 
 from tests.runtime.one_pass.published_heads import DFLASH, DFLASH2, DSPARK, FIVE, PEAGLE, PUBLISHED, Published
-from wingbeat.runtime.heads.families import family_told, one_pass_family
+from wingbeat.runtime.head_families.families import family_told, one_pass_family
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError, recognise
 from wingbeat.runtime.one_pass.config import Slots

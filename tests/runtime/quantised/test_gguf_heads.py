@@ -1,6 +1,5 @@
 """An EAGLE head drafts for a GGUF file, and takes from the file what its own files leave out."""
 
-import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +13,8 @@ from tests.runtime.quantised.gguf_world import TOKENS, write_model
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.checks.self_test import BadDrafterError
 from wingbeat.runtime.heads.files import CheckpointError
-from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -74,25 +71,3 @@ def test_the_file_is_described_by_its_own_path(pair):
     config = pair.meant.config
     assert (target.hidden_size, target.num_layers) == (config.hidden_size, config.num_hidden_layers)
     assert torch.equal(target.embedding(), pair.meant.get_input_embeddings().weight)
-
-
-def test_a_fingerprint_is_of_the_file_wherever_it_lies(pair, tmp_path):
-    moved = tmp_path / "moved.gguf"
-    shutil.copy(pair.file, moved)
-    other = tmp_path / "other"
-    other.mkdir()
-    write_model(other / "tiny.gguf", "Q4_0")
-    found = {checkpoint_fingerprint(path) for path in (pair.file, checkpoint_folder(pair.file), moved, tmp_path)}
-    assert len(found) == 1
-    assert checkpoint_fingerprint(other) not in found
-
-
-def test_a_fingerprint_is_of_all_parts(tmp_path):
-    write_model(tmp_path / "tiny.gguf", "Q8_0", parts=2)
-    before, second = checkpoint_fingerprint(tmp_path), tmp_path / "tiny-00002-of-00002.gguf"
-    with second.open("r+b") as file:
-        file.seek(-1, 2)
-        last = file.read(1)
-        file.seek(-1, 2)
-        file.write(bytes([last[0] ^ 1]))
-    assert checkpoint_fingerprint(tmp_path) != before

@@ -20,10 +20,9 @@ from tests.runtime.training_world import (
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
-from wingbeat.runtime.heads.families import one_pass_family
-from wingbeat.runtime.heads.files import read_config, read_shapes
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
 from wingbeat.runtime.recordings.format import RecordingError
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
@@ -120,7 +119,7 @@ def test_every_family_learns_from_a_recording_and_is_measured_by_the_engine(conf
     files = {path.name for path in config.output.iterdir()}
     assert files == {"config.json", "model.safetensors", "metrics.json"}
     if family in ONE_PASS:
-        assert one_pass_family(read_config(config.output), read_shapes(config.output)).lower() == family
+        assert first_result("family_of_head", config.output) == family
         return
     head = load(config)
     assert isinstance(head, Eagle1Head) == (family == "eagle1")

@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.sampling.processors import Histories
+from wingbeat.runtime.draft_rules.request_rules import (
+    Biases,
+    DraftColumns,
+    RequestRules,
+    TokenCounts,
+    prompt_lens,
+    root_words,
+)
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Roots
-from wingbeat.runtime.drafters.sampling_rules import Biases, DraftColumns, RequestRules, TokenCounts, root_words
-from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules, no_rules, prompt_lens
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules, no_rules
 from wingbeat.runtime.protocol.transfer import copy_into
 
 

@@ -18,9 +18,9 @@ from tests.runtime.drafters.test_draft_stages import (  # noqa: F401
 )
 from tests.runtime.drafters.test_eagle_stages import a_round, assert_same, new_drafter
 from tests.runtime.drafters.test_eagle_stages import new_world as stages_world
-from tests.runtime.drafters.test_sampling_rules import rules_of
 from tests.runtime.models import TREE
 from tests.runtime.recorded_graphs import RecordingDevice
+from tests.runtime.rule_rows import rules_of
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -80,7 +80,7 @@ def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(specu
     """Batches of two are padded; another sequence only commits tokens. The head's vocabulary is half the target's."""
     few_batches(monkeypatch)
     eager, captured = new_drafter(speculation), new_drafter(speculation, RecordingDevice())
-    assert captured.growth.columns.size < VOCAB
+    assert captured.growth.rules.columns.size < VOCAB
     world = stages_world(eager, MIXED)
     for drafter in (eager, captured):
         world.feed(drafter)

@@ -3,7 +3,7 @@ message that describes that verifier.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from wingbeat.runtime.heads.head_config import Shapes, aux_layer_ids
 from wingbeat.runtime.heads.layouts import Family
@@ -23,19 +23,32 @@ class Sizes(NamedTuple):
     """
 
 
-def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, given: Sizes) -> str | None:
-    """A clause that names the verifier for which a head was made, if that verifier's sizes differ from the `given`
-    sizes.
+class Target(Protocol):
+    """The verifier's fields that are compared with `Sizes`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+
+def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, target: Target) -> str | None:
+    """A clause that names the verifier for which a head was made, if that verifier's sizes differ from the sizes of
+    `target`.
 
     Returns None if no size differs.
     """
     own, found = sizes_of_head(raw, shapes, family), []
     for size, mine, unit, least in (
-        (own.hidden_size, given.hidden_size, "hidden size {}", False),
-        (own.vocab_size, given.vocab_size, "{} words", False),
-        (own.num_layers, given.num_layers, "{} layers", True),
+        (own.hidden_size, target.hidden_size, "hidden size {}", False),
+        (own.vocab_size, target.vocab_size, "{} words", False),
+        (own.num_layers, target.num_layers, "{} layers", True),
     ):
-        if size is not None and mine is not None and (size > mine if least else size != mine):
+        if size is not None and (size > mine if least else size != mine):
             found.append(((f"at least {unit}" if least else unit).format(size), unit.format(mine)))
     if not found:
         return None

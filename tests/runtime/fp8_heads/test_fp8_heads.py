@@ -7,7 +7,7 @@ from tests.runtime.models import DEMO_PAIR, TREE, Run, eagle_drafter, engine_con
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
-from wingbeat.runtime.heads.fp8 import to_fp8, use_fp8
+from wingbeat.runtime.fp8_heads.fp8_weights import to_fp8, use_fp8
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.verifier.layers.linears import dense_weight

@@ -6,8 +6,9 @@ from tests.runtime.models import CHAIN, TREE, eagle_drafter, engine_config, rand
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from tests.runtime.shared_drafter import LENGTH, Verifier, alone, run_all
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.drafters.worker import LONG_CHUNKS, MOST_FAILURES, DraftWorker, first_gap
+from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.protocol.messages import ChannelSpec, RoundHeader
+from wingbeat.runtime.shared_drafters.shared_worker import LONG_CHUNKS, MOST_FAILURES, SharedWorker, first_gap
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SPEC = ChannelSpec(4, TREE.num_nodes, TREE.max_path, 128, 0, 64, 8, 16, 40, keeps_context=False)
@@ -60,7 +61,7 @@ def test_three_verifiers_of_other_lengths_write_and_accept_as_with_drafters_of_t
     lens, prompts = (256, 200, 144), [ref.prompts[:2], ref.prompts[2:4], ref.prompts[4:5]]
     configs = [engine_config(speculation, max_num_seqs=3, max_model_len=longest) for longest in lens]
     solo = [alone(ref, config, mine) for config, mine in zip(configs, prompts, strict=True)]
-    worker = DraftWorker(eagle_drafter(ref.loaded, speculation))
+    worker = SharedWorker(DraftWorker(eagle_drafter(ref.loaded, speculation)))
     three = [Verifier(*each) for each in zip(models(ref, 3), configs, [worker] * 3, "abc", prompts, strict=True)]
     run_all(three)
     for one, single, mine in zip(three, solo, prompts, strict=True):
@@ -74,7 +75,7 @@ def test_three_verifiers_of_other_lengths_write_and_accept_as_with_drafters_of_t
 def test_verifiers_of_a_drafter_that_is_gone_go_on_plainly_and_then_with_another_one():
     ref = reference("llama")
     config, prompts = engine_config(TREE, max_num_seqs=3), [ref.prompts[:2], ref.prompts[3:4]]
-    first, second = (DraftWorker(eagle_drafter(ref.loaded, TREE)) for _ in range(2))
+    first, second = (SharedWorker(DraftWorker(eagle_drafter(ref.loaded, TREE))) for _ in range(2))
     both = [Verifier(*each) for each in zip(models(ref, 2), [config] * 2, [first] * 2, "ab", prompts, strict=True)]
     for one in (*both, *both, *both):
         one.run.step()
@@ -94,7 +95,7 @@ def test_verifiers_of_a_drafter_that_is_gone_go_on_plainly_and_then_with_another
 
 
 def test_those_who_wait_at_the_same_time_share_a_pass_and_nobody_waits_for_who_asks_nothing():
-    worker = DraftWorker(SpyDrafter())
+    worker = SharedWorker(DraftWorker(SpyDrafter()))
     a, b, c = (Asking(worker, name) for name in "abc")
     a.ask()
     c.ask()
@@ -109,7 +110,7 @@ def test_those_who_wait_at_the_same_time_share_a_pass_and_nobody_waits_for_who_a
 
 
 def test_a_long_prompt_of_one_verifier_is_answered_after_the_others_and_not_after_their_next_rounds():
-    worker = DraftWorker(SpyDrafter())
+    worker = SharedWorker(DraftWorker(SpyDrafter()))
     a, b = (Asking(worker, name) for name in "ab")
     a.ask(chunk=LONG_CHUNKS + 1)
     b.ask()
@@ -124,7 +125,7 @@ def test_a_long_prompt_of_one_verifier_is_answered_after_the_others_and_not_afte
 
 
 def test_a_verifier_whose_device_is_not_there_yet_keeps_no_other_waiting():
-    worker = DraftWorker(SpyDrafter())
+    worker = SharedWorker(DraftWorker(SpyDrafter()))
     slow, quick = (Asking(worker, name) for name in "ab")
     slow.channel.drafter_end.has_outcome = lambda: False
     slow.ask()
@@ -138,7 +139,7 @@ def test_a_verifier_whose_device_is_not_there_yet_keeps_no_other_waiting():
 
 
 def test_a_round_that_breaks_a_pass_costs_its_own_verifier_alone():
-    worker = DraftWorker(SpyDrafter(cursed=[4]))
+    worker = SharedWorker(DraftWorker(SpyDrafter(cursed=[4])))
     a, b, c = (Asking(worker, name) for name in "abc")
     for one in (a, b, c):
         one.ask()
@@ -150,7 +151,7 @@ def test_a_round_that_breaks_a_pass_costs_its_own_verifier_alone():
 
 
 def test_a_drafter_that_breaks_under_everyone_is_at_its_end():
-    worker = DraftWorker(SpyDrafter(cursed=range(16)))
+    worker = SharedWorker(DraftWorker(SpyDrafter(cursed=range(16))))
     for one in [Asking(worker, name) for name in "abcd"[: MOST_FAILURES + 1]]:
         one.ask()
     with pytest.raises(RuntimeError, match="cursed"):

@@ -10,15 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from wingbeat.runtime.config_numbers import FOREIGN, is_whole
+from wingbeat.runtime.config import dtype_name
+from wingbeat.runtime.config_values.config_numbers import FOREIGN, is_whole
 
-DTYPE_NAMES = {
-    **{"fp32": "float32", "f32": "float32", "float": "float32", "single": "float32"},
-    **{"bf16": "bfloat16", "bfloat": "bfloat16"},
-    **{"fp16": "float16", "f16": "float16", "half": "float16"},
-    **{"fp64": "float64", "f64": "float64", "double": "float64"},
-}
-"""Aliases of dtype names, mapped to torch's names."""
 _DTYPES = frozenset({"dtype", "torch_dtype"})
 _WORDS = {"true": True, "false": False}
 _NOTHING = frozenset({"null", "none"})
@@ -36,12 +30,6 @@ def meant(fields: Mapping[str, Any]) -> dict[str, Any]:
         name: value if name in FOREIGN and name != "quantization_config" else _value(name, value)
         for name, value in fields.items()
     }
-
-
-def dtype_name(written: str) -> str:
-    """Returns torch's name of a dtype that is written in any usual way. Other text is returned unchanged."""
-    name = written.strip().lower().removeprefix("torch.")
-    return DTYPE_NAMES.get(name, name)
 
 
 def _value(name: str, value: Any) -> Any:

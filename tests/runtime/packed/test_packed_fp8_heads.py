@@ -10,10 +10,9 @@ from tests.runtime.fake_gpu import fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import CHAIN, eagle_head
 from tests.runtime.launch_counts import attach
-from wingbeat.runtime.drafters.base import NextHead
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.head_drafter import tensors_of
-from wingbeat.runtime.heads.fp8 import use_fp8
+from wingbeat.runtime.fp8_heads.fp8_weights import use_fp8
+from wingbeat.runtime.head_swaps.head_swaps import NextHead, take_head, tensors_of
 from wingbeat.runtime.packed import modules
 from wingbeat.runtime.packed.modules import PackedLinear
 
@@ -41,7 +40,7 @@ def test_a_head_is_packed_and_swapped(monkeypatch):
         attach(drafter, CHAIN, num_slots=1)
         gpu.launches.clear()
         with torch.inference_mode():
-            drafter.take_head(NextHead(other, None))
+            take_head(drafter, NextHead(other, None))
         # Values and scales of each product, and what else a head has.
         assert gpu.launches["copy_"] == len(tensors_of(other))
         assert sum(".packed." in name for name in tensors_of(other)) == 2 * len(linears)

@@ -7,7 +7,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from wingbeat.runtime.config_numbers import problem
+from wingbeat.runtime.config_values.config_numbers import problem
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import WITH_IMAGES
 
 

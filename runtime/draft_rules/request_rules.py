@@ -19,6 +19,11 @@ from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, SamplingRules
 
 
+def prompt_lens(rules: SamplingRules) -> Tensor:
+    """Return a view of the column num_prompt_tokens: float32 [num_slots]."""
+    return rules.numbers[:, RuleColumns._fields.index("num_prompt_tokens")]
+
+
 class DraftColumns:
     """Maps target token ids to columns of a drafter's logits."""
 
@@ -110,7 +115,7 @@ class RequestRules:
         biases: biases with at least num_reqs rows; None if no request's rules list tokens.
         counts: token counts with at least num_reqs rows; None if no request has penalties.
         root_mask: int32 [num_reqs, ceil(draft_vocab_size / 32)]: see `root_words`; None if all tokens may follow the
-            roots or `Roots.allowed_tokens` holds the mask.
+            roots or `MaskedRoots` holds the mask.
     """
 
     def __init__(

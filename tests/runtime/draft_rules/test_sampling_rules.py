@@ -8,38 +8,18 @@ from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.draft_rules.published_rules import MOST_BIASED, has_rules, listed
+from wingbeat.runtime.draft_rules.request_rules import RequestRules, prompt_lens
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.drafters.registry import load_drafter
-from wingbeat.runtime.drafters.sampling_rules import RequestRules
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, no_rules, prompt_lens
-from wingbeat.runtime.round.published_rules import MOST_BIASED, has_rules, listed
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds, no_rules
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
 
 BAN = float("-inf")
-ROWS = [
-    RuleColumns(),
-    RuleColumns(top_k=5),
-    RuleColumns(top_p=0.7),
-    RuleColumns(min_p=0.1),
-    RuleColumns(top_k=9, top_p=0.8, min_p=0.05),
-    RuleColumns(repetition=1.3, presence=0.4, frequency=0.3, num_prompt_tokens=3),
-    RuleColumns(top_p=0.9, repetition=1.2, num_prompt_tokens=4),
-    RuleColumns(only_listed=1),
-]
-LISTED = {1: [(3, 2.0), (7, BAN)], 6: [(token_id, BAN) for token_id in range(12)], 7: [(2, 0.0), (5, 1.0), (8, 0.0)]}
-
-
-def rules_of(num_slots):
-    rules = no_rules(num_slots)
-    for slot in range(num_slots):
-        rules.numbers[slot] = torch.tensor(ROWS[slot % len(ROWS)])
-        for place, (token_id, bias) in enumerate(LISTED.get(slot % len(ROWS), [])):
-            rules.token_ids[slot, place], rules.biases[slot, place] = token_id, bias
-    return rules
 
 
 def drafted(params, logits, history, top_k=3, among=None):
@@ -58,7 +38,7 @@ def drafted(params, logits, history, top_k=3, among=None):
     lens, zeros = torch.tensor([len(history)]), torch.zeros(1, dtype=torch.int64)
     temperatures = torch.tensor([params.temperature])
     histories = Histories(torch.tensor([history]), lens, prompt_lens(told), zeros)
-    rules = RequestRules.from_slots(told, RuleKinds.every(), temperatures, histories, growth.columns)
+    rules = RequestRules.from_slots(told, RuleKinds.every(), temperatures, histories, growth.rules.columns)
     positions = lens + torch.arange(2)[:, None]
     roots = Roots(zeros, zeros, positions, temperatures, zeros + params.seed, rules=rules)
     own = slice(None) if among is None else among

@@ -1,0 +1,1 @@
+"""Detects that a draft head was made for another verifier."""

@@ -1,0 +1,1 @@
+"""Values of config files: other spellings of the same value, and impossible numbers."""

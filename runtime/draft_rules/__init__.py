@@ -1,0 +1,1 @@
+"""Sampling rules of requests that a drafter applies to its drafts."""

@@ -1,0 +1,1 @@
+"""EAGLE heads with FP8 weights."""

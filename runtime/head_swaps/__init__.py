@@ -1,0 +1,1 @@
+"""Swaps of draft heads between two rounds."""

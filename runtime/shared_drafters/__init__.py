@@ -1,0 +1,1 @@
+"""Drafters that several verifiers share."""
