@@ -31,7 +31,7 @@ FEATURES = {
             *("deployments/tensorrt", "runtime/tensorrt", "docs/tensorrt.md"),
             *("tests/deployments/tensorrt", "tests/runtime/tensorrt"),
         ),
-        needs=("one_pass",),
+        needs=("one_pass", "fused_layers", "model_trial"),
         words=("build-engine", "engine_dir", "tensorrt"),
     ),
     "recordings": Feature(
@@ -40,6 +40,7 @@ FEATURES = {
             *("tests/deployments/recordings", "tests/runtime/recordings"),
             "tests/runtime/quantised/test_gguf_recordings.py",
         ),
+        needs=("file_lock",),
         words=(
             *("extract", "recording_dir", "recording_share", "recording_max_bytes", "wingbeat_recorded_requests"),
             *("wingbeat_recorded_requests_total", "wingbeat_recording_dropped", "wingbeat_recording_dropped_total"),
@@ -71,7 +72,7 @@ FEATURES = {
             ),
             *("benchmarks/results/learning*", "benchmarks/results/moved_verifier*"),
         ),
-        needs=("training", "server_calls"),
+        needs=("training", "server_calls", "file_lock"),
         words=(
             *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "drafter repair", "learn"),
             *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
@@ -111,7 +112,7 @@ FEATURES = {
             *("deployments/doctor", "tests/deployments/doctor"),
             *("benchmarks/gpu/doctor.py", "tests/e2e/test_gpu_first.py"),
         ),
-        needs=("local",),
+        needs=("local", "start_checks", "kernel_tools"),
     ),
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
@@ -122,6 +123,7 @@ FEATURES = {
             *("tests/runtime/cpu/grammar/test_certain_alone.py", "tests/runtime/cpu/one_pass/test_one_pass_growth.py"),
             *("tests/runtime/host_counts.py", "tests/runtime/test_host_counts.py", "tests/e2e/test_page_troubles.py"),
             *("tests/e2e/test_gpu_first.py", "benchmarks/load_sweep.py", "benchmarks/never_loses.py"),
+            "tests/runtime/deferral",
         ),
         words=("'trees': 'adaptive'", "'shape': 'adaptive'", "'adaptive': True", "graphs of a verifier"),
     ),
@@ -244,6 +246,7 @@ FEATURES = {
             *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
             *("benchmarks/structured.py", "benchmarks/schema_files.py"),
         ),
+        needs=("masks",),
         words=("structured_outputs", "response_format", "grammar"),
     ),
     "states": Feature(
@@ -252,6 +255,7 @@ FEATURES = {
             *("tests/runtime/engine/test_hybrid_lossless.py", "tests/runtime/lora/test_hybrid_adapters.py"),
             "tests/gpu_of_numbers/hybrid_cases.py",
         ),
+        needs=("kernel_tools",),
         words=(
             *("recurrent state", "a model with recurrent state", "state_interval", "num_saved_states", "delta_rule"),
             *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "bamba", "falcon_h1", "nemotron_h"),
@@ -265,14 +269,44 @@ FEATURES = {
         ),
         words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
     ),
+    "kernel_tools": Feature(("kernels/launching.py", "kernels/comparison_inputs.py")),
+    "fused_layers": Feature(
+        (
+            *("runtime/fused", "kernels/few_rows", "tests/runtime/fused", "tests/kernels/few_rows"),
+            *("tests/gpu_of_numbers", "tests/runtime/packed", "tests/runtime/tensor_parallel"),
+            *("tests/runtime/lora/test_fused_adapters.py", "tests/runtime/rollouts/test_written_fused.py"),
+            *("tests/runtime/test_launch_counts.py", "tests/runtime/state/test_hybrid_launches.py"),
+        ),
+        needs=("kernel_tools",),
+    ),
+    "experts": Feature(
+        ("runtime/experts", "kernels/experts", "tests/runtime/experts", "tests/kernels/experts"),
+        needs=("kernel_tools",),
+    ),
+    "deferral": Feature(("runtime/deferral", "tests/runtime/deferral")),
+    "masks": Feature(("runtime/masks",), words=("bad_words", "bad words")),
+    "file_lock": Feature(("runtime/file_lock.py",)),
+    "promises": Feature(("runtime/promises", "tests/runtime/promises"), needs=("file_lock",)),
+    "model_trial": Feature(("runtime/model_trial", "tests/runtime/model_trial")),
+    "start_checks": Feature(
+        (
+            *("runtime/start_checks", "tests/runtime/start_checks", "tests/runtime/fitted_pair.py"),
+            *("tests/runtime/mtp/test_mtp_pair.py", "tests/runtime/draft_model/test_draft_model_tested.py"),
+            *("tests/deployments/learning/test_weak_head.py", "tests/runtime/tensor_parallel/test_captured_ranks.py"),
+            "tests/gpu_of_numbers",
+        ),
+        needs=("kernel_tools",),
+    ),
     "gpu_kernels": Feature(
         (
             *("kernels/gpu", "tests/kernels/gpu", "tests/kernels/*/launches.py", "tests/ptx", "tests/gpu_of_numbers"),
-            *("tests/runtime/checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
+            *("tests/runtime/start_checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
             *("tests/runtime/test_launch_counts.py", "tests/runtime/test_host_counts.py"),
             *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
             *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
+            "tests/kernels/few_rows/test_triton_products.py",
         ),
+        needs=("kernel_tools",),
     ),
     "quantised": Feature(
         (
@@ -287,7 +321,7 @@ FEATURES = {
             *("tests/gpu_of_numbers/packed_cases.py", "tests/gpu_of_numbers/alike_packed_cases.py"),
             "benchmarks/gpu/packed_weights.py",
         ),
-        needs=("quantised", "gpu_kernels"),
+        needs=("quantised", "gpu_kernels", "experts", "kernel_tools"),
     ),
     "alike": Feature(
         (
@@ -296,7 +330,7 @@ FEATURES = {
             *("tests/gpu_of_numbers/test_alike_texts.py", "benchmarks/gpu/deterministic.py"),
             "benchmarks/gpu/_alike_costs.py",
         ),
-        needs=("gpu_kernels",),
+        needs=("gpu_kernels", "fused_layers", "kernel_tools"),
         words=("alike_product",),
     ),
     "named_models": Feature(
@@ -305,7 +339,7 @@ FEATURES = {
             *("src/wingbeat/smollm2_eagle3", "tests/runtime/named_models", "tests/deployments/named_models"),
             "tests/models/test_smollm2_head.py",
         ),
-        needs=("quantised",),
+        needs=("quantised", "file_lock"),
         words=("fetch", "smollm2"),
     ),
     "mtp": Feature(
@@ -355,7 +389,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
-        needs=("fleet_names",),
+        needs=("fleet_names", "kernel_tools"),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
@@ -368,6 +402,7 @@ FEATURES = {
             *("runtime/cpu", "kernels/cpu", "kernels/lora/native.*", "tests/runtime/cpu", "tests/kernels/cpu"),
             *("tests/kernels/lora/test_native.py", "benchmarks/cpu_kernels.py", "benchmarks/results/cpu_kernels*"),
         ),
+        needs=("fused_layers",),
         words=("int8", "deterministic", "CPU kernels"),
     ),
     "activations": Feature(
@@ -379,7 +414,7 @@ FEATURES = {
         words=("cpu_activations",),
     ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
-    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled",)),
+    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled", "start_checks")),
     "parsing": Feature(
         (
             *("deployments/parsing", "deployments/api/parsed", "tests/deployments/parsing"),
@@ -433,6 +468,7 @@ FEATURES = {
             *("tests/runtime/media", "tests/runtime/tensorrt/media", "tests/runtime/one_pass/test_parallel_sees.py"),
             "tests/runtime/lora/test_media_adapters.py",
         ),
+        needs=("model_trial",),
         words=(
             *("image", "image_url", "input_image", "input_audio", "audio_url", "limit_mm_per_prompt"),
             *("allowed_media_domains", "max_media_memory_bytes", "wingbeat_media_cache_bytes"),
