@@ -285,6 +285,15 @@ FEATURES = {
     ),
     "deferral": Feature(("runtime/deferral", "tests/runtime/deferral")),
     "masks": Feature(("runtime/masks",), words=("bad_words", "bad words")),
+    "prompt_graphs": Feature(
+        (
+            *("runtime/prompt_graphs", "tests/runtime/prompt_graphs", "tests/runtime/round/test_poisoned_graphs.py"),
+            *("tests/runtime/grammar/test_captured_prompts.py", "tests/runtime/lora/test_adapters_in_prompt_graphs.py"),
+            *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/gpu_of_numbers"),
+            *("tests/runtime/tensor_parallel/test_captured_ranks.py", "tests/runtime/test_launch_counts.py"),
+            "tests/e2e/test_gpu_benchmarks.py",
+        ),
+    ),
     "file_lock": Feature(("runtime/file_lock.py",)),
     "promises": Feature(("runtime/promises", "tests/runtime/promises"), needs=("file_lock",)),
     "model_trial": Feature(("runtime/model_trial", "tests/runtime/model_trial")),

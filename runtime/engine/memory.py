@@ -19,7 +19,7 @@ from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs
 from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
-from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, prompt_pieces, round_shapes
+from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, round_shapes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
@@ -214,7 +214,8 @@ def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds,
     between = sum(
         min(MOST_ROWS, config.max_num_seqs * num_nodes) * row for num_nodes in (1, config.speculation.num_nodes)
     )
-    pieces = max(*prompt_pieces(config), *(shape.most_pieces for shape in round_shapes(config).values()), 0)
+    prompts = round_shapes(config).prompts
+    pieces = 0 if prompts is None else prompts.most_pieces
     between += pieces * (row + (PIECE_ROWS - 1) * taps)
     launches = [
         (min(config.max_num_seqs, max(MOST_ROWS // num_nodes, 1)), num_nodes)

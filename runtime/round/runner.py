@@ -168,7 +168,7 @@ class ModelRunner:
         for feature in self.builder.features if plan.chunks else self.builder.of_decodes:
             feature.prepare(plan)
         masked = plan.is_masked
-        executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.prompts
+        executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.without_decodes
         clock, epochs = self.device_clock, epochs_of(plan)
         began = clock.begin()
         if masked and before_choice is not None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.needs import needs
 from tests.runtime.models import random_model
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.runtime.config import EngineConfig
@@ -69,13 +70,14 @@ def test_graphs_that_write_something_else_are_not_replayed_and_it_is_said(folder
     engine.check_integrity()
 
 
+@needs("prompt_graphs")
 @pytest.mark.slow
 def test_mixed_rounds_are_held_against_eager_ones_too(folder):
     """Only the graph of rounds with prompt chunks beside decodes replays wrongly."""
 
     class WrongChunks(RecordingDevice):
         def replay(self, graph: Any) -> None:
-            mixed = engine.runner.graphs._mixed.values()
+            mixed = engine.runner.graphs.prompts.mixed.values()
             if not any(captured.graph is graph for runner in mixed for captured in runner._graphs.values()):
                 super().replay(graph)
 

@@ -15,17 +15,16 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import MOST_GRAPHS
 from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
 from wingbeat.runtime.llm import build_engine, connect
-from wingbeat.runtime.round.buffers import ChunkBuffers
+from wingbeat.runtime.prompt_graphs.chunk_buffers import ChunkBuffers
+from wingbeat.runtime.prompt_graphs.prompt_shapes import PromptShapes
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
 from wingbeat.runtime.round.rows import ModelOutput
 from wingbeat.runtime.round.shapes import (
     OF_ANOTHER_WIDTH,
-    RoundShapes,
     node_buckets,
     num_graphs,
     pieces_at_most,
-    prompt_pieces,
     round_shapes,
 )
 from wingbeat.runtime.scheduling.request import SamplingParams
@@ -98,8 +97,8 @@ def test_a_mixed_round_runs_the_model_once(monkeypatch):
 @pytest.mark.slow
 def test_what_chunks_leave_for_the_drafter_is_what_eager_rounds_leave():
     """In numbers as well as in text: of a captured round, of one that no graph holds, of a host."""
-    no_graph = lambda engine: engine.runner.graphs.shapes.update(  # noqa: E731
-        {n: shape._replace(mixed=()) for n, shape in engine.runner.graphs.shapes.items()}
+    no_graph = lambda engine: engine.runner.graphs.prompts.shapes.mixed.update(  # noqa: E731
+        dict.fromkeys(engine.runner.graphs.prompts.shapes.mixed, ())
     )
     _, on_host, _ = run(None)
     captured_texts, captured, stats = run(RecordingDevice())
@@ -171,7 +170,7 @@ def test_a_mixed_round_whose_capture_failed_is_named_and_runs_eagerly(monkeypatc
     assert "not permitted when stream is capturing" in failed[0].reason
 
 
-SHAPES = RoundShapes(forwards=(1, 128), choices=(1, 128), mixed=(8, 32), pieces=(2, 8, 32))
+SHAPES = PromptShapes({16: (8, 32)}, pieces=(2, 8, 32), prompts=())
 """Shapes of rounds for trees of 16 nodes."""
 
 
@@ -200,10 +199,10 @@ def test_a_mixed_round_has_the_smallest_graph_that_holds_it_unless_it_is_mostly_
 def test_the_default_on_a_gpu_captures_mixed_rounds_of_every_width():
     """And leaves as many graphs to decodes alone as they need."""
     config = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2048, speculation=SpeculationConfig(adaptive=True))
-    shapes = round_shapes(config)
-    assert num_graphs(config) == 71 + len(prompt_pieces(config)) <= MOST_GRAPHS + OF_ANOTHER_WIDTH + 6
-    assert {n: shape.mixed for n, shape in shapes.items()} == {1: (128,), 4: (32, 128), 8: (16, 64), 16: (8, 32)}
-    assert all(shape.pieces == (2, 8) for shape in shapes.values())
+    shapes, prompts = round_shapes(config)
+    assert num_graphs(config) == 71 + len(prompts.prompts) <= MOST_GRAPHS + OF_ANOTHER_WIDTH + 6
+    assert prompts.mixed == {1: (128,), 4: (32, 128), 8: (16, 64), 16: (8, 32)}
+    assert prompts.pieces == (2, 8)
     assert sum(len(shape.forwards) for shape in shapes.values()) == 21
 
 

@@ -22,10 +22,10 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.round.fixed_round import FixedRound
+from wingbeat.runtime.prompt_graphs.prompt_rounds import PromptGraphs
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
-from wingbeat.runtime.round.shapes import prompt_pieces
+from wingbeat.runtime.round.shapes import round_shapes
 from wingbeat.runtime.scheduling.request import PromptReport, Request, SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -33,6 +33,11 @@ from wingbeat.runtime.verifier.model import VerifierModel
 pytestmark = pytest.mark.few(1)
 
 LENGTHS = (150, 3, 75, 33, 1, 64)
+
+
+def prompts_of(config: EngineConfig) -> tuple[int, ...]:
+    """Numbers of pieces of captured rounds without decodes."""
+    return round_shapes(config).prompts.prompts
 
 
 class Prompts(RoundObserver):
@@ -88,7 +93,7 @@ def test_captured_prompts_lead_to_the_texts_of_a_host(model, params, overlap):
     assert Stage.BASE_PROMPTS not in stats.eager_runs
     assert others.eager_runs[Stage.BASE_PROMPTS] == len(eager.sizes)
     assert Stage.BASE_PROMPTS not in others.replays
-    assert others.num_untried >= len(prompt_pieces(engine.config)) > 0
+    assert others.num_untried >= len(prompts_of(engine.config)) > 0
     assert device.num_poisoned
     if not overlap:
         for found in (captured, eager):
@@ -164,7 +169,7 @@ class Nothing(PromptReport):
 @pytest.mark.parametrize("why", ["log-probabilities", "reported", "long"])
 def test_what_no_graph_holds_is_eager(why, monkeypatch):
     if why == "long":
-        monkeypatch.setattr("wingbeat.runtime.round.shapes._PROMPTS", (1,))
+        monkeypatch.setattr("wingbeat.runtime.prompt_graphs.prompt_shapes._PROMPTS", (1,))
     ref, prompt = reference("llama"), random_prompts((40,))[0]
     asked = {"log-probabilities": {"prompt_logprobs": 1}, "reported": {"report": Nothing()}, "long": {}}[why]
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, **asked)
@@ -179,24 +184,29 @@ def test_what_no_graph_holds_is_eager(why, monkeypatch):
 @pytest.mark.slow
 def test_a_capture_that_failed_is_named_and_its_prompts_run_eagerly(monkeypatch, caplog):
     """A smaller one is not tried: what spoils one capture of a model spoils them all."""
-    prompts = FixedRound.prompts
+    stage = PromptGraphs._stage
 
-    def looking(fixed, chunks):
-        output = prompts(fixed, chunks)
-        assert output.logits.sum().item() < float("inf")
-        return output
+    def looking(graphs, num_pieces):
+        compute = stage(graphs, num_pieces)
 
-    monkeypatch.setattr(FixedRound, "prompts", looking)
+        def computed(inputs):
+            output = compute(inputs)
+            assert graphs._buffers._results.logits.sum().item() < float("inf")
+            return output
+
+        return computed
+
+    monkeypatch.setattr(PromptGraphs, "_stage", looking)
     expected, _, _ = run("llama", None, PARAMS["greedy"])
     texts, rounds, engine = run("llama", RecordingDevice(), PARAMS["greedy"], max_num_batched_tokens=256)
     stats = engine.stats().graphs
     assert texts == expected
     [failure] = [failure for failure in stats.failed if failure.stage == Stage.BASE_PROMPTS]
-    assert failure.bucket == Bucket(prompt_pieces(engine.config)[-1], PIECE_ROWS)
+    assert failure.bucket == Bucket(prompts_of(engine.config)[-1], PIECE_ROWS)
     assert "not permitted when stream is capturing" in failure.reason
     assert f"CUDA graph of base_prompts, bucket {failure.bucket}, was not captured" in caplog.text
     assert Stage.BASE_PROMPTS not in {stage for stage, _ in stats.captured}
-    assert stats.num_untried >= len(prompt_pieces(engine.config)) - 1
+    assert stats.num_untried >= len(prompts_of(engine.config)) - 1
     assert stats.eager_runs == {Stage.BASE_PROMPTS: len(rounds.sizes)}
     assert stats.counts()["failed"] == len(stats.failed)
 
@@ -211,11 +221,11 @@ def test_a_capture_that_failed_is_named_and_its_prompts_run_eagerly(monkeypatch,
     ],
 )
 def test_graphs_are_as_many_as_there_are_prompts_of_a_round_and_few(limits, pieces):
-    assert prompt_pieces(EngineConfig(**{"max_num_batched_tokens": 2048, "max_num_seqs": 64} | limits)) == pieces
+    assert prompts_of(EngineConfig(**{"max_num_batched_tokens": 2048, "max_num_seqs": 64} | limits)) == pieces
 
 
 def test_above_what_is_free_less_than_a_third_is_padding():
-    pieces = prompt_pieces(EngineConfig(max_num_batched_tokens=4096, max_num_seqs=64))
+    pieces = prompts_of(EngineConfig(max_num_batched_tokens=4096, max_num_seqs=64))
     free = 384 // PIECE_ROWS
     for smaller, bucket in pairwise(pieces):
         assert bucket <= free or (bucket - smaller - 1) * 3 < bucket
