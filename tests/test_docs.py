@@ -12,9 +12,14 @@ from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+def text_of(document: str) -> str:
+    """A document without its line ends."""
+    return " ".join((DOCS / document).read_text(encoding="utf-8").split())
+
+
 def says(document: str, sentence: str) -> bool:
-    """Whether a document, without its line ends, has a sentence."""
-    return re.sub(r"(\d)%", r"\1 %", sentence) in " ".join((DOCS / document).read_text(encoding="utf-8").split())
+    """Whether a document has a sentence."""
+    return re.sub(r"(\d)%", r"\1 %", sentence) in text_of(document)
 
 
 @pytest.mark.parametrize(
