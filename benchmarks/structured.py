@@ -20,7 +20,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.round.allowed_tokens import TokenMasks
+from wingbeat.runtime.masks.allowed_tokens import TokenMasks
 from wingbeat.runtime.scheduling.request import GrammarSpec, SamplingParams
 
 PLAIN, DRAFTED, CERTAIN, TOLD, BOTH = "plain", "drafted", "with certain tokens", "drafter told the mask", "both"

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from wingbeat.runtime.memory_promises import PROMISES
+from wingbeat.runtime.parts import hooks
 
 SHM_DIR = Path("/dev/shm")
 _MEMINFO = Path("/proc/meminfo")
@@ -20,7 +20,8 @@ def free_memory() -> int | None:
     if limit is not None and used is not None:
         room = max(0, limit - used)
         available = room if available is None else min(room, available)
-    return None if available is None else max(0, available - PROMISES.untouched())
+    promised = sum(num_bytes() for num_bytes in hooks("promised_bytes"))
+    return None if available is None else max(0, available - promised)
 
 
 def total_memory() -> int | None:

@@ -6,13 +6,13 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from wingbeat.kernels import choice
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import FALLBACK, DrafterChoice
@@ -24,7 +24,6 @@ from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.checks.self_test import SelfTest
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.scheduling.maskers import GrammarCompiler
     from wingbeat.runtime.tokenizer import Tokenizer
@@ -111,8 +110,8 @@ class PairEngine(NamedTuple):
     convention_choice: Any
     """Result of the hook `choose_convention`: the convention by which the head is interpreted. None if the head's files
     define the convention."""
-    check_drafter: "Callable[[Engine], SelfTest] | None"
-    """Self-test of an idle engine with its drafter attached, which raises BadDrafterError for a bad drafter. None for
+    check_drafter: "Callable[[Engine], Any] | None"
+    """Self-test of an idle engine with its drafter attached, which raises ValueError for a bad drafter. None for
     drafters without weights, and in benchmarks with forced acceptance."""
     grammars: "GrammarCompiler | None"
     """Compiles requests' grammars, on any thread; None if requests with a grammar are not supported."""
@@ -160,7 +159,7 @@ def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender 
     # A user-defined drafter class receives the weights as copies on the CPU, read from the files.
     lender = lender if settings.drafter.has_weights else None
     target, config = TargetDescription.from_checkpoint(settings.model, lender), settings.engine
-    _choose_kernels(settings, torch.device(device))
+    choose_kernels(settings.engine, torch.device(device), settings.dtype, settings.model)
     given = settings.drafter_settings
     options = DrafterOptions(settings.dtype, device, config.may_capture, settings.fp8_drafter, given)
     drafter = load_drafter(settings.drafter.source, target, config.speculation, options)
@@ -185,8 +184,6 @@ def engine_of_pair(
         ValueError, FileNotFoundError: the model or a limit cannot be used; the message is one line with the reason.
         CheckpointError: the drafter's head cannot be read.
     """
-    from wingbeat.runtime.checks.graph_check import check_graphs
-    from wingbeat.runtime.checks.self_test import check_drafter
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.engine.memory import fit_to_memory
     from wingbeat.runtime.generation_config import read_rules
@@ -194,9 +191,9 @@ def engine_of_pair(
     from wingbeat.runtime.tokenizer import Tokenizer
 
     _refuse_what_cannot_run(settings, torch.device(device))
-    _choose_kernels(settings, torch.device(device))
+    choose_kernels(settings.engine, torch.device(device), settings.dtype, settings.model)
     loaded, limits, backend = _verifier_of_pair(settings, torch.device(device))
-    tokenizer, choice, check = Tokenizer.find(settings.model), None, None
+    tokenizer, convention, check = Tokenizer.find(settings.model), None, None
     rules = read_rules(settings.model, loaded.vocab_size, tokenizer)
     loaded.eos_token_ids |= rules.eos_token_ids
     if rules.not_applied:
@@ -205,18 +202,19 @@ def engine_of_pair(
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
         if settings.engine_dir is None:  # compiled engines were checked when they were exported
-            choice = first_result("choose_convention", drafter.source, target, loaded, tokenizer)
+            convention = first_result("choose_convention", drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             allow_bad = settings.allow_bad_drafter or drafter.automatic
-            check = partial(check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=allow_bad)
-    needs = ask_needs(None if choice is None else choice.best.convention, loaded)
+            check = first_result("drafter_check", tokenizer, drafter.label, allow_bad)
+    needs = ask_needs(None if convention is None else convention.best.convention, loaded)
     _choose_threads(loaded, settings)
     limits = fit_to_memory(loaded, limits, needs)
     engine = Engine(loaded, limits, needs, backend=backend)
     engine.rules = rules
-    check_graphs(engine, tokenizer)
+    for check_graphs in hooks("check_graphs"):
+        check_graphs(engine, tokenizer)
     grammars = grammar_compiler(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-    return PairEngine(engine, tokenizer, choice, check, grammars)
+    return PairEngine(engine, tokenizer, convention, check, grammars)
 
 
 def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> None:
@@ -242,24 +240,25 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     return (_load(settings, device), settings.engine, TORCH) if opened is None else opened
 
 
-def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
+def choose_kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype, model: Path | None) -> None:
     """Chooses the kernels of this process; verifier and drafter each call this function in their own process."""
-    if device.type == "cuda":
-        from wingbeat.runtime.checks.kernel_check import choose_kernels
-
-        fp8_cache = settings.engine.kv_cache_dtype == "fp8"
-        choose_kernels(settings.engine.kernels, device, settings.dtype, fp8_cache, settings.model)
+    if device.type != "cuda":
+        return
+    if config.kernels == "torch":
+        choice.replace(*choice.KERNELS)
+        return
+    for choose in hooks("choose_kernels"):
+        choose(device, dtype, config.kv_cache_dtype == "fp8", model)
 
 
 def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     """Loads the verifier with torch, in this process alone."""
-    from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
     from wingbeat.runtime.verifier.loading.loader import load_model
 
-    deterministic = settings.engine.deterministic
-    if settings.tries_bfloat16 and has_bfloat16_units():
-        loaded = load_in_faster_dtype(settings.model, device, deterministic)
-    else:
+    deterministic, loaded = settings.engine.deterministic, None
+    if settings.tries_bfloat16:
+        loaded = first_result("load_in_faster_dtype", settings.model, device, deterministic)
+    if loaded is None:
         loaded = load_model(settings.model, settings.dtype, device, deterministic, settings.eight_bits)
     for extend in hooks("extend_model"):
         extend(loaded, settings.engine)
@@ -271,7 +270,6 @@ def _choose_threads(loaded: "LoadedModel", settings: PairSettings) -> None:
 
     Called after a drafter in another process has loaded, because loading a drafter would disturb the timing.
     """
-    from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
-
     if settings.most_threads is not None and settings.engine_dir is None and loaded.device.type == "cpu":
-        choose_threads(loaded, settings.most_threads)
+        for choose_threads in hooks("choose_threads"):
+            choose_threads(loaded, settings.most_threads)

@@ -36,10 +36,16 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `drawn_tree(given)`: a `config.DrawnTree` from a user's value; raises ValueError if the value is no tree.
 - `tree_table(tree, num_reqs, top_k, device)`: growth of drawn trees, as `kernels.tree.table.TreeTable`.
 - `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`.
+- `masker(request, grammar)`: a `scheduling.sequence.TokenMasker` for a request with masks. `token_masks(tables)`: fills
+  the masks of a round, see `masks.allowed_tokens.TokenMasks`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: a compiler of requests' grammars, see `scheduling.maskers`.
 - `add_nodes(plan, trees, shape, device)`, `add_nodes_on_host(plan, trees, shape)`: returns a round's trees with the
   part's nodes added, for a plan with `adds_nodes`. `add_nodes` pads trees to the shape's width, on any device;
   `add_nodes_on_host` makes trees as wide as needed, on the host. `trees` is None if no trees arrived.
+- `prompt_shapes(config, batches, most)`: a `prompt_graphs.prompt_shapes.PromptShapes` of captured rounds with prompt
+  chunks. `prompt_graphs(graphs, shapes, last_position)`: a `prompt_graphs.prompt_rounds.PromptGraphs`, which runs them.
+- `deferral(spec, slots)`: buffers of a channel's pairs for the drafter that are sent later, see
+  `deferral.deferred_pairs.DeferredPairs`.
 - `text_drafts(config, speculation)`: an `engine.text_drafts.TextDrafts` that builds trees from earlier text beside a
   drafter; None if the settings request none.
 - `engine_settings`: mapping from names of further `EngineConfig` fields to type and default.
@@ -47,9 +53,9 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `refusals`: further rows of the table in `runtime.refusals`, which are checked when a model loads.
 - `extend_model(loaded, config)`: extends a whole verifier that torch runs, see `verifier.layers.model_part`.
 - `extend_shard(loaded, ranks, config)`: extends one rank's shard of a verifier.
-- `open_trial(model, texts, whole, refused)`: a test of the media spans that a model accepts, before its layers are
-  switched; None for a text model. The test's `serve(loaded)` adds a `SpanReader`, or returns the reasons why spans
-  cannot be served, by kind of span.
+- `open_trial(model, texts, whole, refused)`: a test of the media spans that a model accepts, for `model_trial`, before
+  the model's layers are switched; None for a text model. The test's `serve(loaded)` adds a `SpanReader`, or returns
+  the reasons why spans cannot be served, by kind of span.
 - `read_span(fields)`: a prompt span from the result of `PromptSpan.as_fields`.
 - `remembered(layers)`: the state of a model's layers in addition to keys and values, see `verifier.layers.model_part`.
 - `other_folder(folder)`: description of a folder without config.json, and what to give instead; None for other folders.
@@ -57,8 +63,22 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   layers use the part's kernels, see `verifier.layers.linears`.
 - `pack_segments(segments, dtype)`: a `round.rows.PackedSegments` over KV of this dtype; None if the part does not
   attend.
-- `swap_layers(parameter, deterministic)`: a `verifier.layers.fused.Swap` for layers with this parameter's device and
-  dtype; None leaves the layers unchanged. `finish_layers(model, layers)` is called after all layers were processed.
+- `fuse_layers(model, layers, attention, deterministic, division)`: replaces a verifier's norms, rotations and decoder
+  layers by faster ones that compute the same; `attention` are the layers' `kv.pool.LayerAttention`.
+- `swap_layers(parameter, deterministic)`: a `fused.layers.Swap` for layers with this parameter's device and dtype; None
+  leaves the layers unchanged. `finish_layers(model, layers)` is called after all layers were processed.
+- `choose_experts(model)`: selects products of experts that need no host synchronisation, before layers are switched.
+- `model_trial(model, probed, division, deterministic, folder)`: a test of a model that is created before the model's
+  layers are switched; its `check(loaded)` raises UnsupportedModelError if the switched model computes other logits.
+- `promised_bytes()`: bytes of this machine that engines have reserved and not used yet. `settling()`: context manager
+  that yields a function (num_bytes) which reserves memory; others wait meanwhile. `host_zeros(shape, dtype)`: a zero
+  tensor in reserved memory.
+- `choose_kernels(device, dtype, fp8_cache, model)`: replaces wrong kernels of a GPU by their references.
+- `check_graphs(engine, tokenizer)`: pauses the replay of graphs that compute other tokens than eager rounds.
+- `drafter_check(tokenizer, name, allow_bad)`: function that tests an idle engine's drafter, raises ValueError for a bad
+  drafter, and whose result has `as_dict()`.
+- `load_in_faster_dtype(folder, device, deterministic)`: a verifier on a CPU, loaded in the faster dtype; None if only
+  one dtype comes into question. `choose_threads(loaded, most)`: sets the number of torch's threads, at most `most`.
 - `round_linears(model, layers)`: rounds weights to int8, before anything is tested; raises UnsupportedModelError.
 - `rows_alike`: mapping from device types to the path of the deterministic mode's module. In that module,
   `check(model)`, called before a model's layers are switched, and `make(model, layers)`, called afterwards, raise
@@ -113,6 +133,7 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
+    *("fused", "experts", "model_trial", "start_checks", "promises", "deferral", "masks", "prompt_graphs"),
     *("cpu", "adaptive", "cpu.adaptive", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix"),
     *("suffix_beside", "mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),

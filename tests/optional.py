@@ -31,7 +31,7 @@ FEATURES = {
             *("deployments/tensorrt", "runtime/tensorrt", "docs/tensorrt.md"),
             *("tests/deployments/tensorrt", "tests/runtime/tensorrt"),
         ),
-        needs=("one_pass", "fingerprint"),
+        needs=("one_pass", "fingerprint", "fused_layers", "model_trial"),
         words=("build-engine", "engine_dir", "tensorrt"),
     ),
     "fingerprint": Feature(("runtime/heads/fingerprint.py", "tests/runtime/quantised/test_gguf_fingerprint.py")),
@@ -41,7 +41,7 @@ FEATURES = {
             *("tests/deployments/recordings", "tests/runtime/recordings"),
             "tests/runtime/quantised/test_gguf_recordings.py",
         ),
-        needs=("fingerprint",),
+        needs=("fingerprint", "file_lock"),
         words=(
             *("extract", "recording_dir", "recording_share", "recording_max_bytes", "wingbeat_recorded_requests"),
             *("wingbeat_recorded_requests_total", "wingbeat_recording_dropped", "wingbeat_recording_dropped_total"),
@@ -74,7 +74,7 @@ FEATURES = {
             ),
             *("benchmarks/results/learning*", "benchmarks/results/moved_verifier*"),
         ),
-        needs=("training", "server_calls", "head_swaps"),
+        needs=("training", "server_calls", "head_swaps", "file_lock"),
         words=(
             *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "drafter repair", "learn"),
             *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
@@ -114,7 +114,7 @@ FEATURES = {
             *("deployments/doctor", "tests/deployments/doctor"),
             *("benchmarks/gpu/doctor.py", "tests/e2e/test_gpu_first.py"),
         ),
-        needs=("local",),
+        needs=("local", "start_checks", "kernel_tools"),
     ),
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
@@ -125,6 +125,7 @@ FEATURES = {
             *("tests/runtime/cpu/grammar/test_certain_alone.py", "tests/runtime/cpu/one_pass/test_one_pass_growth.py"),
             *("tests/runtime/host_counts.py", "tests/runtime/test_host_counts.py", "tests/e2e/test_page_troubles.py"),
             *("tests/e2e/test_gpu_first.py", "benchmarks/load_sweep.py", "benchmarks/never_loses.py"),
+            "tests/runtime/deferral",
         ),
         words=("'trees': 'adaptive'", "'shape': 'adaptive'", "'adaptive': True", "graphs of a verifier"),
     ),
@@ -247,6 +248,7 @@ FEATURES = {
             *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
             *("benchmarks/structured.py", "benchmarks/schema_files.py"),
         ),
+        needs=("masks",),
         words=("structured_outputs", "response_format", "grammar"),
     ),
     "states": Feature(
@@ -255,6 +257,7 @@ FEATURES = {
             *("tests/runtime/engine/test_hybrid_lossless.py", "tests/runtime/lora/test_hybrid_adapters.py"),
             "tests/gpu_of_numbers/hybrid_cases.py",
         ),
+        needs=("kernel_tools",),
         words=(
             *("recurrent state", "a model with recurrent state", "state_interval", "num_saved_states", "delta_rule"),
             *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "bamba", "falcon_h1", "nemotron_h"),
@@ -268,15 +271,54 @@ FEATURES = {
         ),
         words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
     ),
+    "kernel_tools": Feature(("kernels/launching.py", "kernels/comparison_inputs.py")),
+    "fused_layers": Feature(
+        (
+            *("runtime/fused", "kernels/few_rows", "tests/runtime/fused", "tests/kernels/few_rows"),
+            *("tests/gpu_of_numbers", "tests/runtime/packed", "tests/runtime/tensor_parallel"),
+            *("tests/runtime/lora/test_fused_adapters.py", "tests/runtime/rollouts/test_written_fused.py"),
+            *("tests/runtime/test_launch_counts.py", "tests/runtime/state/test_hybrid_launches.py"),
+        ),
+        needs=("kernel_tools",),
+    ),
+    "experts": Feature(
+        ("runtime/experts", "kernels/experts", "tests/runtime/experts", "tests/kernels/experts"),
+        needs=("kernel_tools",),
+    ),
+    "deferral": Feature(("runtime/deferral", "tests/runtime/deferral")),
+    "masks": Feature(("runtime/masks",), words=("bad_words", "bad words")),
+    "prompt_graphs": Feature(
+        (
+            *("runtime/prompt_graphs", "tests/runtime/prompt_graphs", "tests/runtime/round/test_poisoned_graphs.py"),
+            *("tests/runtime/grammar/test_captured_prompts.py", "tests/runtime/lora/test_adapters_in_prompt_graphs.py"),
+            *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/gpu_of_numbers"),
+            *("tests/runtime/tensor_parallel/test_captured_ranks.py", "tests/runtime/test_launch_counts.py"),
+            "tests/e2e/test_gpu_benchmarks.py",
+        ),
+    ),
+    "file_lock": Feature(("runtime/file_lock.py",)),
+    "promises": Feature(("runtime/promises", "tests/runtime/promises"), needs=("file_lock",)),
+    "model_trial": Feature(("runtime/model_trial", "tests/runtime/model_trial")),
+    "start_checks": Feature(
+        (
+            *("runtime/start_checks", "tests/runtime/start_checks", "tests/runtime/fitted_pair.py"),
+            *("tests/runtime/mtp/test_mtp_pair.py", "tests/runtime/draft_model/test_draft_model_tested.py"),
+            *("tests/deployments/learning/test_weak_head.py", "tests/runtime/tensor_parallel/test_captured_ranks.py"),
+            "tests/gpu_of_numbers",
+        ),
+        needs=("kernel_tools",),
+    ),
     "gpu_kernels": Feature(
         (
             *("kernels/gpu", "tests/kernels/gpu", "tests/kernels/*/launches.py", "tests/ptx", "tests/gpu_of_numbers"),
-            *("tests/runtime/checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
+            *("tests/runtime/start_checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
             *("tests/runtime/test_launch_counts.py", "tests/runtime/test_host_counts.py"),
             *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
             "tests/runtime/draft_rules/test_rules_on_fake_gpu.py",
             *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
+            "tests/kernels/few_rows/test_triton_products.py",
         ),
+        needs=("kernel_tools",),
     ),
     "draft_rules": Feature(
         (
@@ -316,7 +358,7 @@ FEATURES = {
             *("tests/gpu_of_numbers/packed_cases.py", "tests/gpu_of_numbers/alike_packed_cases.py"),
             "benchmarks/gpu/packed_weights.py",
         ),
-        needs=("quantised", "gpu_kernels"),
+        needs=("quantised", "gpu_kernels", "experts", "kernel_tools"),
     ),
     "alike": Feature(
         (
@@ -325,7 +367,7 @@ FEATURES = {
             *("tests/gpu_of_numbers/test_alike_texts.py", "benchmarks/gpu/deterministic.py"),
             "benchmarks/gpu/_alike_costs.py",
         ),
-        needs=("gpu_kernels",),
+        needs=("gpu_kernels", "fused_layers", "kernel_tools"),
         words=("alike_product",),
     ),
     "named_models": Feature(
@@ -334,7 +376,7 @@ FEATURES = {
             *("src/wingbeat/smollm2_eagle3", "tests/runtime/named_models", "tests/deployments/named_models"),
             "tests/models/test_smollm2_head.py",
         ),
-        needs=("quantised",),
+        needs=("quantised", "file_lock"),
         words=("fetch", "smollm2"),
     ),
     "mtp": Feature(
@@ -389,7 +431,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
-        needs=("fleet_names",),
+        needs=("fleet_names", "kernel_tools"),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
@@ -402,7 +444,7 @@ FEATURES = {
             *("runtime/cpu", "kernels/cpu", "kernels/lora/native.*", "tests/runtime/cpu", "tests/kernels/cpu"),
             *("tests/kernels/lora/test_native.py", "benchmarks/cpu_kernels.py", "benchmarks/results/cpu_kernels*"),
         ),
-        needs=("grouped_weight",),
+        needs=("grouped_weight", "fused_layers"),
         words=("int8", "deterministic", "CPU kernels"),
     ),
     "activations": Feature(
@@ -414,7 +456,9 @@ FEATURES = {
         words=("cpu_activations",),
     ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
-    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled", "fingerprint")),
+    "conventions": Feature(
+        ("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled", "fingerprint", "start_checks")
+    ),
     "parsing": Feature(
         (
             *("deployments/parsing", "deployments/api/parsed", "tests/deployments/parsing"),
@@ -469,6 +513,7 @@ FEATURES = {
             *("tests/runtime/media", "tests/runtime/tensorrt/media", "tests/runtime/one_pass/test_parallel_sees.py"),
             "tests/runtime/lora/test_media_adapters.py",
         ),
+        needs=("model_trial",),
         words=(
             *("image", "image_url", "input_image", "input_audio", "audio_url", "limit_mm_per_prompt"),
             *("allowed_media_domains", "max_media_memory_bytes", "wingbeat_media_cache_bytes"),

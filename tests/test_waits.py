@@ -64,9 +64,9 @@ ALLOWED = {
     ("runtime/grammar/worker.py", "socket.recv_fds"): "ends with the other end of the socket",
     ("runtime/prefixes/prefix_keeper.py", "done.result"): OWN_FINISHED,
     ("runtime/recordings/live.py", "*.wait"): OF_THE_DEVICE,
-    ("runtime/verifier/layers/fused.py", "*.join"): "joins tensors",
-    ("runtime/verifier/layers/fused_attention.py", "*.join"): "joins tensors",
-    ("runtime/round/allowed_tokens.py", "sent.trees.wait"): OF_THE_DEVICE,
+    ("runtime/fused/layers.py", "*.join"): "joins tensors",
+    ("runtime/fused/attention.py", "*.join"): "joins tensors",
+    ("runtime/masks/allowed_tokens.py", "sent.trees.wait"): OF_THE_DEVICE,
     ("runtime/round/flight.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/round/eager_rounds.py", "masks.result"): OF_THE_ENGINE,
 }

@@ -216,14 +216,15 @@ def why_none() -> str | None:
     import torch
 
     from wingbeat.cluster.gpu_driver import unseen_gpus
-    from wingbeat.runtime.checks.bounded_step import StepTimeout
-    from wingbeat.runtime.checks.driver import sees_gpu
 
+    question = [sys.executable, "-P", "-c", "import torch; print(torch.cuda.is_available())"]
+    process = subprocess.Popen(question, stdout=subprocess.PIPE, text=True)
     try:
-        if sees_gpu(most_s=DRIVER_S):
+        if process.communicate(timeout=DRIVER_S)[0].startswith("True"):
             return None
-    except StepTimeout as error:
-        return str(error)
+    except subprocess.TimeoutExpired:
+        process.kill()  # without a wait: a process that hangs in the driver survives SIGKILL
+        return f"the driver does not answer within {DRIVER_S:.0f} s"
     unseen = unseen_gpus(torch.__version__, torch.version.cuda)
     return unseen or f"torch {torch.__version__} sees none: everything runs on the CPU"
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
+from wingbeat.deployments.doctor.driver import sees_gpu
 from wingbeat.deployments.doctor.examination import Finding, Part, Verdict, examine
 from wingbeat.deployments.doctor.gpu import gpu_parts
 from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.deployments.doctor.options import DoctorConfig
 from wingbeat.deployments.doctor.rounds import round_estimate
 from wingbeat.deployments.local.engine import OpenEngine
-from wingbeat.runtime.checks.bounded_step import StepTimeout
-from wingbeat.runtime.checks.driver import sees_gpu
 from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.start_checks.bounded_step import StepTimeout
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM

@@ -14,8 +14,6 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
-from wingbeat.kernels.layer.experts import Routes, grouped_product
-from wingbeat.kernels.layer.products import few_rows_product
 from wingbeat.kernels.layer.reference import add_rms_norm, embed_beside, rotate_and_store, rotations, silu_mul
 from wingbeat.kernels.parts import hooks, merged_of
 from wingbeat.kernels.round.reference import (
@@ -174,22 +172,6 @@ def _silu(device: torch.device, shape: Shape) -> list[Tensor]:
     return [silu_mul(random_numbers(10, 5, 2 * 384, dtype=shape.dtype).to(device))]
 
 
-def _few_rows(device: torch.device, shape: Shape) -> list[Tensor]:
-    rows = (random_numbers(17, 7, 1280) / 36).to(shape.dtype).to(device)
-    weight = random_numbers(18, 96, 1280, dtype=shape.dtype).to(device)
-    ways = (few_rows_product(rows, weight), few_rows_product(rows, weight, weight[:, 3].contiguous(), gated=True))
-    return [*ways, few_rows_product(rows, weight, total=ways[0].clone())]
-
-
-def _experts(device: torch.device, shape: Shape) -> list[Tensor]:
-    rows = random_numbers(11, 24, 96, dtype=shape.dtype).to(device)
-    weight = random_numbers(12, 5, 80, 96, dtype=shape.dtype).to(device)
-    chosen = (torch.arange(24)[:, None] * torch.tensor([1, 2]) % 5).to(device)
-    routes = Routes.of(chosen, 5)
-    each = grouped_product(rows, weight, weight[:, :, 0], routes)
-    return [each, grouped_product(each, weight.mT.contiguous()[:, :, :80], None, routes)]
-
-
 def _ancestors(device: torch.device, shape: Shape) -> list[Tensor]:
     return [ancestor_words(_PARENTS.to(device), 7)]
 
@@ -318,8 +300,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "rotations": _rotations,
     "rotate_and_store": _rotate,
     "silu_mul": _silu,
-    "few_rows_product": _few_rows,
-    "grouped_product": _experts,
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,

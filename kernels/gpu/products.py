@@ -10,9 +10,9 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_limits
 from wingbeat.kernels.launching import compiled_capability, options, wait_for_launch
-from wingbeat.kernels.layer.products import LEAST_TILE
 
 _OUT_TILE, _IN_TILES = 64, (128, 64)
+_LEAST_HEIGHT = 16
 _MOST_STAGES = 4
 _PROGRAMS_OF_SM, _LEAST_STEPS, _MOST_SPLITS = 3, 4, 16
 
@@ -95,13 +95,13 @@ def _few_rows_product_kernel(
 def few_rows_product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None, counters: Tensor, gated: bool
 ) -> Tensor:
-    """Launches the kernel for `wingbeat.kernels.layer.products.few_rows_product`."""
+    """Launches the kernel for `wingbeat.kernels.few_rows.product.few_rows_product`."""
     num_rows, in_features = rows.shape
     out_features = len(weight) // 2 if gated else len(weight)
     out = rows.new_empty(num_rows, out_features) if total is None else total
     if not num_rows:
         return out
-    limits, height = _limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
+    limits, height = _limits_of(rows.device), max(triton.next_power_of_2(num_rows), _LEAST_HEIGHT)
     in_tile, num_stages = read_ahead(limits, height, rows.element_size())
     steps, splits = shares(limits, triton.cdiv(out_features, _OUT_TILE), triton.cdiv(in_features, in_tile))
     if gated:  # not split: the tiles of a gated MLP fill the device

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.layer.experts import Routes
+from wingbeat.kernels.experts.product import Routes
 from wingbeat.kernels.packed.matrix import PackedMatrix, unpack
 
 

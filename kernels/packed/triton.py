@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.experts.product import Routes
 from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
 from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8
 from wingbeat.kernels.launching import options, wait_for_launch
-from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.packed.matrix import LEAST_TILE, PackedMatrix
 
 _WHOLE, _SIGNED, _E4M3, _E2M1 = (tl.constexpr(code) for code in range(4))

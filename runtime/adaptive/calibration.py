@@ -18,7 +18,6 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.round.rows import Model
-from wingbeat.runtime.verifier.loading.round_trial import LONG_S
 
 POINTS = 4
 """Number of passes of different size that make up a curve. Each pass is also run this many times; the first run is a
@@ -26,6 +25,8 @@ warm-up.
 """
 HOST_ROWS, HOST_PASS_S = 64, 1.0
 """Rows of the largest pass measured on a CPU, and the predicted seconds above which a pass is not measured."""
+LONG_S = 0.02
+"""Seconds of measured passes of one size after which no further pass of that size is measured."""
 LONG_CONTEXT = 1024
 """Upper bound of the long context, in tokens."""
 

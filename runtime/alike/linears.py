@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.alike.product import AlikeWeight
-from wingbeat.runtime.verifier.layers.fused_attention import join_weights
+from wingbeat.runtime.fused.attention import join_weights
 from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
 

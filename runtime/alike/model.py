@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import MAX_HEAD_DIM
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.fused.attention import FusedAttention
+from wingbeat.runtime.fused.layers import FusedLayer, FusedNorm, name_of
+from wingbeat.runtime.fused.outside import check_outside
 from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.attention import attend_in_blocks
-from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, name_of
-from wingbeat.runtime.verifier.layers.fused_attention import FusedAttention
 from wingbeat.runtime.verifier.layers.linears import PackableLinear
-from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE, check_outside
+from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 _NEEDED = ("attention", "alike_product", "add_rms_norm", "rotate_and_store", "silu_mul", "choose_tokens")

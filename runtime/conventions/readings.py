@@ -17,7 +17,6 @@ from torch import Tensor
 
 from wingbeat.kernels.disk_cache import cache_dir, keep, recall
 from wingbeat.kernels.parts import load_function
-from wingbeat.runtime.checks.trial_prompts import trial_requests
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import KINDS
@@ -26,6 +25,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.start_checks.trial_prompts import trial_requests
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 

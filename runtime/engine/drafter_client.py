@@ -21,7 +21,6 @@ from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, advance, begin_following, with_replays
 from wingbeat.runtime.engine.drafter_waits import DrafterWaits
 from wingbeat.runtime.engine.outcome_writer import (
-    DeferredPairs,
     OutcomeWriter,
     rows_of,
     write_context,
@@ -31,6 +30,7 @@ from wingbeat.runtime.engine.outcome_writer import (
 from wingbeat.runtime.engine.speculation import DraftPlan, Reason, Speculation, Trees
 from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.chunk_inputs import TellInputs
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures
@@ -106,7 +106,8 @@ class DrafterClient(RoundObserver):
         self._asked: list[Sequence] = []
         self._num_unplanned = 0
         """Number of rounds without a followed sequence since the latest plan."""
-        self._deferred: DeferredPairs | None = None
+        self._deferral: Any = None
+        """Keeps pairs back while no trees are requested, see the hook `deferral`; None if every round is published."""
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Requests trees through this channel end from the next round on; contexts that the drafter lacks are replayed.
@@ -117,7 +118,7 @@ class DrafterClient(RoundObserver):
         self._end, self._late_end, self._incarnation = end, None, end.incarnation
         self._stateless = not end.spec.keeps_context
         self.slots.forget_published()
-        self._deferred = DeferredPairs(end.spec, self.slots)
+        self._deferral = first_result("deferral", end.spec, self.slots)
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
@@ -226,7 +227,7 @@ class DrafterClient(RoundObserver):
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
             proposals, draft = self._plan_draft(plan, flight, held, asks)
-            if not draft.levels and self._defer(plan, flight):
+            if not draft.levels and self._deferral is not None and self._defer(plan, flight):
                 self._ask(proposals, draft)
                 return
         outcome = self.waits.acquire(self._end)
@@ -235,7 +236,9 @@ class DrafterClient(RoundObserver):
             return
         writer = OutcomeWriter(outcome, self._tell_inputs)
         if not self._stateless:
-            write_context(plan, flight, writer, self._deferred, self._advance)
+            write_context(plan, flight, writer, self._advance)
+            if self._deferral is not None:
+                self._deferral.hand_over(plan.decodes, writer, self._advance)
         self._write_decodes(plan.decodes, flight.decodes, writer)
         self._publish_history(plan, flight)
         if with_context:
@@ -354,17 +357,11 @@ class DrafterClient(RoundObserver):
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
         """Stores a round's pairs (taps, next token), to send the pairs to the drafter later.
 
-        Called if no trees are requested for the next round. Returns False if the round has to be published now, because
-        the host cannot count the pairs or the pairs do not fit into the buffers.
+        Called if no trees are requested for the next round. Returns False if the round has to be published now.
         """
-        rows = [row for row, seq in enumerate(plan.decodes) if seq.draft.complete]
-        seqs = [plan.decodes[row] for row in rows]
-        if seqs and not self._stateless:
-            bare = flight.decodes.nodes.shape[1] == 1 and all(seq.min_len == seq.max_len for seq in seqs)
-            counts = [flight.num_new_tokens(row) for row in rows]
-            if not (bare or flight.result is not None) or not self._deferred.has_room(seqs, counts):
-                return False
-            self._deferred.add(seqs, flight.decodes, self._index(plan.decodes, seqs), counts)
+        seqs = [seq for seq in plan.decodes if seq.draft.complete]
+        if seqs and not self._stateless and not self._deferral.add(seqs, flight, self._index(plan.decodes, seqs)):
+            return False
         self._publish_history(plan, flight)
         return True
 

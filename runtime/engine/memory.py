@@ -5,6 +5,7 @@ On a GPU the memory of rounds and graphs is measured first; the remaining memory
 
 import gc
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -16,9 +17,9 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs_held
 from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
-from wingbeat.runtime.memory_promises import PROMISES
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
-from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, prompt_pieces, round_shapes
+from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, round_shapes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
@@ -52,7 +53,7 @@ _CHOICES = (
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
     """Returns the configuration with a value for every limit that is derived from memory; logs the limits in one line.
 
-    On a CPU, `PROMISES` reserves the memory for this engine before another engine measures free memory.
+    On a CPU, runtime parts reserve the memory for this engine before another engine measures free memory.
 
     Args:
         loaded: the verifier, on its device.
@@ -63,10 +64,12 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     """
     if loaded.device.type != "cpu":
         return _settled(loaded, config, needs)
-    with PROMISES.settling():
+    with ExitStack() as stack:
+        promises = [stack.enter_context(settling()) for settling in hooks("settling")]
         settled = _settled(loaded, config, needs)
         size = block_bytes(loaded.layers, settled.block_size, kv_dtype(settled, loaded.dtype))
-        PROMISES.promise(settled.num_kv_blocks * size)
+        for promise in promises:
+            promise(settled.num_kv_blocks * size)
     return settled
 
 
@@ -211,7 +214,8 @@ def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds,
     between = sum(
         min(MOST_ROWS, config.max_num_seqs * num_nodes) * row for num_nodes in (1, config.speculation.num_nodes)
     )
-    pieces = max(*prompt_pieces(config), *(shape.most_pieces for shape in round_shapes(config).values()), 0)
+    prompts = round_shapes(config).prompts
+    pieces = 0 if prompts is None else prompts.most_pieces
     between += pieces * (row + (PIECE_ROWS - 1) * taps)
     launches = [
         (min(config.max_num_seqs, max(MOST_ROWS // num_nodes, 1)), num_nodes)

@@ -8,20 +8,15 @@ sequences for which trees are requested, with the grammar masks of the tokens af
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk, TellInputs
-from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec, Outcome, RoundHeader
+from wingbeat.runtime.protocol.messages import AcceptedPaths, Outcome, RoundHeader
 from wingbeat.runtime.protocol.transfer import copy_all, copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight
-from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.sequence import Sequence
-
-MOST_PAIRS = 32
-"""Maximum number of deferred pairs per sequence; at this size, an idle drafter adds almost no time to a plain round."""
 
 Advance = Callable[[Sequence, int], None]
 """Function that records that the drafter's KV of a sequence reaches a position."""
@@ -53,10 +48,6 @@ class OutcomeWriter:
     def capacity(self) -> int:
         """Maximum number of chunk tokens in an outcome."""
         return self.outcome.chunk_taps.shape[0]
-
-    def has_room(self, num_tokens: int) -> bool:
-        """Whether a chunk of `num_tokens` tokens still fits."""
-        return self.num_chunk_tokens + num_tokens <= self.capacity
 
     def add_chunk(
         self, slot: int, position: int, length: int, spans: tuple[PromptSpan, ...] = ()
@@ -137,89 +128,8 @@ def write_numbers(target: Tensor, values: list[int]) -> None:
         copy_into(target[: len(values)], upload(values, target.device))
 
 
-def as_numbers(tensor: Tensor) -> np.ndarray:
-    """Returns a numpy view of a host tensor, because numpy assigns faster than torch; bfloat16 is viewed as int16."""
-    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
-class DeferredPairs:
-    """Buffers of pairs kept back while no trees are requested, so that the drafter gets one message for many rounds.
-
-    A pair is the taps at a position and the token after that position. A round's pairs can be kept back if the host can
-    count the round's tokens: if all its trees are bare roots, or if the round is settled. Each slot has one row of
-    buffers, of which the first `DraftProgress.num_deferred` pairs are valid.
-
-    Args:
-        spec: shapes of the channel; deferred pairs of all slots together fit into one round of that channel.
-    """
-
-    def __init__(self, spec: ChannelSpec, slots: SlotState) -> None:
-        self.capacity = min(MOST_PAIRS, spec.max_prefill_tokens // spec.num_slots)
-        shape = (spec.num_slots, self.capacity)
-        self._taps = slots.block_tables.new_zeros(*shape, spec.taps_size, dtype=spec.taps_dtype)
-        self._token_ids = slots.block_tables.new_zeros(shape)
-        self._on_host = None
-        if slots.device.type == "cpu":
-            self._on_host = (as_numbers(self._taps), self._token_ids.numpy())
-
-    def has_room(self, seqs: list[Sequence], counts: list[int]) -> bool:
-        """Whether counts[i] more pairs of each seqs[i] fit."""
-        return all(seq.draft.num_deferred + n <= self.capacity for seq, n in zip(seqs, counts, strict=True))
-
-    def add(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice, counts: list[int]) -> None:
-        """Stores the pairs of a round.
-
-        Args:
-            index: rows of `paths` that belong to `seqs`.
-            counts: number of pairs of each sequence.
-        """
-        for seq in seqs:
-            if not seq.draft.num_deferred:
-                # `min_len` already counts this round's token; the root is at the position before that token.
-                seq.draft.deferred_from = seq.min_len - 2
-        columns = [seq.draft.num_deferred for seq in seqs]
-        if max(counts) > 1:
-            self._add_paths(seqs, paths, index, counts)
-        elif self._on_host is None:
-            slots, column = paths.slots[index], upload(columns, paths.slots.device)
-            if paths.taps is not None:
-                self._taps[slots, column] = paths.taps[index, 0]
-            self._token_ids[slots, column] = paths.token_ids[index, 0]
-        else:
-            rows = [seq.slot for seq in seqs]
-            if paths.taps is not None:
-                self._on_host[0][rows, columns] = as_numbers(paths.taps[:, 0][index].to(self._taps.dtype))
-            self._on_host[1][rows, columns] = paths.token_ids[:, 0][index].numpy()
-        for seq, count in zip(seqs, counts, strict=True):
-            seq.draft.num_deferred += count
-
-    def _add_paths(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice, counts: list[int]) -> None:
-        """Stores the pairs of a round in which a sequence emitted several tokens."""
-        row = np.repeat(np.arange(len(seqs)), counts)
-        step = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        slots, begins = np.array([[seq.slot, seq.draft.num_deferred] for seq in seqs]).T
-        places = np.stack([row, step, slots[row], begins[row] + step]).tolist()
-        row, step, slot, column = upload(places, paths.slots.device).unbind()
-        if paths.taps is not None:
-            self._taps[slot, column] = paths.taps[index][row, step].to(self._taps.dtype)
-        self._token_ids[slot, column] = paths.token_ids[index][row, step]
-
-    def hand_over(self, seq: Sequence, taps: Tensor, next_token_ids: Tensor) -> None:
-        """Copies a sequence's pairs into the given tensors, in order, and clears the sequence's pairs.
-
-        Args:
-            taps: [num_deferred, taps_size]
-            next_token_ids: int64 [num_deferred]
-        """
-        copy_into(taps, self._taps[seq.slot, : seq.draft.num_deferred])
-        copy_into(next_token_ids, self._token_ids[seq.slot, : seq.draft.num_deferred])
-        seq.draft.num_deferred = 0
-
-
-def write_context(
-    plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter, deferred: DeferredPairs, advance: Advance
-) -> None:
-    """Writes the prompt chunks that directly continue the drafter's context, then deferred pairs.
+def write_context(plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter, advance: Advance) -> None:
+    """Writes the prompt chunks that directly continue the drafter's context, then recorded rows of decodes.
 
     Other chunks are replayed later.
 
@@ -235,18 +145,8 @@ def write_context(
         if chunk.seq.draft.followed:
             room -= _write_chunk(chunk, flight, rows, sampled, writer, room, advance)
     for seq in plan.decodes:
-        draft = seq.draft
-        if draft.is_recorded and room > 0:
+        if seq.draft.is_recorded and room > 0:
             room -= _write_recorded(seq, writer, room, advance)
-        if not draft.num_deferred:
-            continue
-        if not writer.has_room(draft.num_deferred):  # prompts filled the buffers, so the pairs are replayed later
-            draft.num_deferred, draft.complete = 0, False
-            continue
-        end = draft.deferred_from + draft.num_deferred
-        spans = seq.request.spans
-        deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred, spans))
-        advance(seq, end)
 
 
 def _write_chunk(

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from wingbeat.kernels.kv.reference import copy_kv, move_kv, pool_table
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.free_memory import free_memory, total_memory
 from wingbeat.runtime.kv.capacity import check_budget, fit
-from wingbeat.runtime.kv.host_pages import mapped_zeros
+from wingbeat.runtime.number_formats import check_fp8
+from wingbeat.runtime.parts import first_result
 
 UNKNOWN_RAM = 1 << 30
 """Bytes assumed to be free if the system does not report free memory."""
@@ -88,7 +88,8 @@ class KVCache:
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns a zero tensor on a device; on the host, a page takes physical memory only after a write to that page."""
-    return mapped_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+    mapped = first_result("host_zeros", shape, dtype) if device.type == "cpu" else None
+    return torch.zeros(shape, dtype=dtype, device=device) if mapped is None else mapped
 
 
 def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:

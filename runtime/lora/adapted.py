@@ -20,8 +20,6 @@ from wingbeat.runtime.lora.places import AdapterPlaces
 from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.fused import FusedLayer, SwappedLayer
-from wingbeat.runtime.verifier.layers.fused_attention import FusedAttention
 
 JOINED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -92,7 +90,7 @@ class ModelAdapters(AdapterPlaces):
             place.stack.clear(adapter_id)
 
     def _adapt_layer(self, layer: nn.Module, name: str, whole: set[nn.Module]) -> None:
-        joined = JOINED if isinstance(layer, SwappedLayer) else JOINED[:2] if _has_fused_attention(layer) else ()
+        joined = JOINED[: max(getattr(module, "num_joined", 0) for module in (layer, _attention_of(layer)))]
         linears: dict[str, Any] = {path: module for path, module in layer.named_modules() if module in whole}
         groups = list(joined)
         groups += [(path,) for path in linears if not any(path in group for group in groups)]
@@ -113,15 +111,15 @@ class ModelAdapters(AdapterPlaces):
         return StackedAdapters.empty(self.max_loras, self.max_rank, inputs, parts, weight.dtype, weight.device)
 
 
-def _has_fused_attention(layer: nn.Module) -> bool:
-    return isinstance(getattr(layer, "self_attn", None), FusedAttention)
+def _attention_of(layer: nn.Module) -> nn.Module | None:
+    return getattr(layer, "self_attn", None)
 
 
 def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
-    """Makes a swapped layer add the adapters to its matrix products."""
-    fused = layer.self_attn if _has_fused_attention(layer) else layer
-    if isinstance(fused, FusedLayer | FusedAttention):
-        fused.add_by(partial(_add, stacks))
+    """Makes a swapped layer, or a layer with swapped attention, add the adapters to its matrix products."""
+    for module in (layer, _attention_of(layer)):
+        if (add_by := getattr(module, "add_by", None)) is not None:
+            add_by(partial(_add, stacks))
     for adapt_layer in hooks("adapt_layer"):
         adapt_layer(layer, stacks)
 

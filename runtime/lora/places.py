@@ -19,6 +19,7 @@ from wingbeat.runtime.lora.adapter_files import adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.plan import SchedulerOutput
 from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
@@ -99,7 +100,7 @@ class Adapters(Feature):
 
     def column(self, placed: Placed) -> AdapterRows | None:
         """See `Feature.column`."""
-        if placed.on_host and placed.plan is not None and not placed.plan.is_seated:
+        if placed.on_host and placed.plan is not None and not any(seq.seat for seq in _sequences(placed.plan)):
             return None
         return self.adapters.rows_of(self._ids[placed.slots], placed.on_host)
 
@@ -115,3 +116,9 @@ class Adapters(Feature):
 
 def _names(seqs: Iterable[Sequence]) -> str:
     return ",".join(sorted({seq.request.variant.name for seq in seqs if seq.request.variant is not None}))
+
+
+def _sequences(plan: SchedulerOutput) -> Iterator[Sequence]:
+    yield from plan.decodes
+    for chunk in plan.chunks:
+        yield chunk.seq

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from wingbeat.runtime.media.trial import MediaTrial
-    from wingbeat.runtime.verifier.loading.reference import TrialText
+    from wingbeat.runtime.model_trial.reference import TrialText
 
 read_span = MediaInput.of_fields
 

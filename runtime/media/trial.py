@@ -18,9 +18,9 @@ from wingbeat.runtime.media.families import family_of, kinds_of
 from wingbeat.runtime.media.family import MediaFamily, MediaNotServed
 from wingbeat.runtime.media.media_input import ARE, SERVED
 from wingbeat.runtime.media.rows import MediaPart
+from wingbeat.runtime.model_trial.reference import Reference, TrialText, reference_logits
+from wingbeat.runtime.model_trial.trial import try_model
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loading.reference import Reference, TrialText, reference_logits
-from wingbeat.runtime.verifier.loading.trial import try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wingbeat.kernels.experts.product import Routes
 from wingbeat.kernels.grouped_weight import GroupedWeight
-from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.packed.experts import experts_product
 from wingbeat.kernels.packed.matrix import (
     PackedMatrix,

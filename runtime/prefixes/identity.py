@@ -4,6 +4,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from wingbeat.runtime.verifier.checkpoints.digests import weights_digest
 
 if TYPE_CHECKING:
@@ -27,7 +29,16 @@ def identity_of(folder: Path, loaded: "LoadedModel", block_size: int, kv_cache_d
         "dtype": str(loaded.dtype).removeprefix("torch.")
         + rounded
         + (" deterministic" if loaded.deterministic else ""),
-        "device": loaded.computed_on,
+        "device": _computed_on(loaded),
         "block_size": str(block_size),
         "version": " ".join(f"{package} {version(package)}" for package in _PACKAGES),
     }
+
+
+def _computed_on(loaded: "LoadedModel") -> str:
+    """Returns the device type on which logits are computed.
+
+    In deterministic mode returns the GPU's name, because bits differ between GPU models.
+    """
+    on_gpu = loaded.deterministic and loaded.device.type == "cuda"
+    return torch.cuda.get_device_name(loaded.device) if on_gpu else loaded.device.type

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.round.reference import PathShape, WalkedTrees, path_moves, settle_paths
+from wingbeat.kernels.round.reference import PathShape, WalkedTrees, settle_paths
 from wingbeat.kernels.sampling.processors import LogitProcessors
 from wingbeat.kernels.sampling.reference import best_tokens, choose_tokens, sampling_workspace
 from wingbeat.kernels.tree.results import GrownTree
@@ -280,9 +280,3 @@ class PathAcceptance:
             columns=settled.columns,
             packed=settled.host_summary,
         )
-
-    def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
-        """Moves the accepted nodes' KV to the positions that these nodes now have in their sequences."""
-        if self._shape.moves:
-            moves = path_moves(decodes.slots, decodes.roots, nodes, num_tokens, self.slots.columns, self._shape)
-            self.cache.move(*moves)

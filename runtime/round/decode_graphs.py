@@ -1,21 +1,19 @@
-"""CUDA graphs of a verifier's rounds with decodes, with or without prompt chunks beside them.
+"""CUDA graphs of a verifier's rounds with decodes.
 
 A round replays two graphs: the forward pass, captured once per bucket, and the choice of tokens, which is cheap and
 therefore captured in only a few batch sizes for each `Choosing`. `round_shapes` lists the buckets. A round is padded to
 the smallest bucket that holds it. A round with more rows than the largest bucket runs eagerly through the same
 functions, which costs little because computing so many rows takes longer than launching the kernels.
 
-A mixed round, with decodes and prompt chunks, is also a single forward pass, so that the weights are read once. Graphs
-of mixed rounds are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass
-eagerly, and still replays a graph for its choice of tokens. Rounds without decodes, which only compute prompts, are in
-`prompt_graphs`.
+A mixed round, with decodes and prompt chunks, is also a single forward pass, so that the weights are read once. Runtime
+parts may capture mixed rounds and rounds that only compute prompts (hook `prompt_graphs`). A mixed round that fits no
+graph runs its forward pass eagerly, and still replays a graph for its choice of tokens.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,19 +28,18 @@ from wingbeat.runtime.graphs.graph_runner import (
     GraphStats,
     Stage,
 )
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.buffers import ChunkBuffers, ForwardBuffers, ForwardResult
+from wingbeat.runtime.round.buffers import ForwardBuffers, ForwardResult
 from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.eager_rounds import EagerRounds, rooted
 from wingbeat.runtime.round.fixed_round import FixedRound
-from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
-from wingbeat.runtime.round.prompt_graphs import PromptGraphs
 from wingbeat.runtime.round.rows import ModelOutput
-from wingbeat.runtime.round.shapes import prompt_pieces, round_shapes
+from wingbeat.runtime.round.shapes import round_shapes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import TreeInbox
-from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class GraphPass(NamedTuple):
@@ -66,7 +63,7 @@ class SlotInputs(NamedTuple):
 
 
 class ForwardDone(NamedTuple):
-    """Output of a captured forward pass; its results are in `ForwardBuffers` and `ChunkBuffers`."""
+    """Output of a captured forward pass; its results are in `ForwardBuffers`."""
 
     roots: Tensor
     """int64 [num_reqs]: position of each root."""
@@ -77,7 +74,7 @@ class DecodeGraphs:
 
     Args:
         fixed: functions that are captured; they are called directly if no graph holds the round.
-        eager: runs prompt chunks that no graph holds.
+        eager: runs rounds with prompt chunks that no graph holds.
         slots: state by slot; all inputs are on the same device as this state.
         inbox: holds the trees of captured rounds and checks them.
         last_position: last position that the model supports.
@@ -99,20 +96,21 @@ class DecodeGraphs:
         self.inbox = inbox
         self.config = config
         self.pool = GraphPool(graph_device)
-        self.shapes = round_shapes(config)
-        self._last_position = last_position
-        self._buffers = ForwardBuffers()
-        pieces = prompt_pieces(config)
-        self._chunks = ChunkBuffers(slots, max(*pieces, *(shape.most_pieces for shape in self.shapes.values()), 0))
-        self.prompts = PromptGraphs(fixed, eager, self._chunks, pieces, last_position, self.pool)
+        self.shapes, shapes = round_shapes(config)
+        self.buffers = ForwardBuffers()
+        self.prompts: Any = None if shapes is None else first_result("prompt_graphs", self, shapes, last_position)
+        """Graphs of rounds with prompt chunks; None if no part captures them."""
         self._forwards: dict[int, GraphRunner] = {}
-        self._mixed: dict[tuple[int, int], GraphRunner] = {}
-        """Graphs of mixed rounds, by nodes per sequence and number of chunk rows."""
         self._choices: dict[tuple[int, Choosing], GraphRunner] = {}
         self._loaded: dict[GraphRunner, tuple[DecodeRows, Bucket]] = {}
         """Rows and bucket that are currently in the inputs of each runner."""
         for feature in fixed.builder.features:
             feature.reserve(max(num_nodes * shape.forwards[-1] for num_nodes, shape in self.shapes.items()))
+
+    @property
+    def without_decodes(self) -> Any:
+        """Executor of rounds without decodes, with the methods of `EagerRounds`."""
+        return self.eager if self.prompts is None else self.prompts
 
     @property
     def stats(self) -> GraphStats:
@@ -121,7 +119,7 @@ class DecodeGraphs:
 
     def capture_roots(self) -> None:
         """Captures rounds of bare roots, and rounds without decodes."""
-        self._capture([1], [*self.prompts.runners.values()])
+        self._capture([1])
 
     def capture_trees(self) -> None:
         """Captures rounds of trees for each width that is not captured yet."""
@@ -156,7 +154,7 @@ class DecodeGraphs:
         if late and done.result is not None:
             self.eager.with_roots(done.result, late)
         elif late:
-            self._buffers.keep_roots(done.num_nodes, upload(late, self.slots.device))
+            self.buffers.keep_roots(done.num_nodes, upload(late, self.slots.device))
         return done
 
     def decide(self, plan: SchedulerOutput, done: GraphPass) -> AcceptedPaths:
@@ -167,7 +165,7 @@ class DecodeGraphs:
         else:
             sizes = self.shapes[done.num_nodes].choices
             bucket = Bucket(bucket_for(len(done.rows.slots), sizes), done.num_nodes)
-            accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
+            accepted = self.replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
             # All buckets share the inputs' memory, so the result must not refer to that memory.
             accepted = accepted._replace(slots=done.rows.slots)
         # `packed` holds only results of decodes, so a round with chunks downloads its tensors one by one.
@@ -178,46 +176,31 @@ class DecodeGraphs:
         result = None
         if self._holds(rows, num_nodes):
             sizes = self.shapes[num_nodes].forwards
-            self._replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
+            self.replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
         else:
             self.stats.count_eager_run(_stage(num_nodes))
-            result = self.fixed.forward(rows.slots, self._trees(rows, num_nodes), num_nodes)
+            result = self.fixed.forward(rows.slots, self.trees(rows, num_nodes), num_nodes)
         return GraphPass(rows, num_nodes, result, None, 0.0)
 
     def _forward_mixed(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
         """Runs a forward pass over decodes and prompt chunks."""
         captured = self._holds(rows, num_nodes)
-        if captured and all(chunk.is_plain for chunk in plan.chunks):
-            chunks = self._replay_mixed(plan.chunks, rows, num_nodes)
+        if captured and self.prompts is not None:
+            chunks = self.prompts.replay_mixed(plan.chunks, rows, num_nodes)
             if chunks is not None:
                 return GraphPass(rows, num_nodes, None, chunks, 0.0)
         self.stats.count_eager_run(Stage.BASE_MIXED)
-        result = self.eager.forward(plan, rows, self._trees(rows, num_nodes), num_nodes)
+        result = self.eager.forward(plan, rows, self.trees(rows, num_nodes), num_nodes)
         if captured:
-            self._buffers.put(result)
+            self.buffers.put(result)
         return GraphPass(rows, num_nodes, None if captured else result, result.chunks, 0.0)
 
     def _holds(self, rows: DecodeRows, num_nodes: int) -> bool:
         """Whether a graph was captured for trees of `num_nodes` nodes and for at least as many decodes."""
         return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
 
-    def _replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
-        """Replays a mixed forward pass and returns the chunks' output; the decodes' output stays in `ForwardBuffers`.
-
-        Returns None if no graph holds the round.
-        """
-        own = in_pieces(chunks, self._last_position)
-        bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(own.slots))
-        runner = None if bucket is None else self._mixed[num_nodes, bucket.beside]
-        if runner is None or not runner.has_graphs:  # without a graph, padding would only cost time
-            return None
-        num_pieces = bucket.beside // PIECE_ROWS
-        self._chunks.put(own, num_pieces)
-        self._replay(runner, rows, bucket)
-        num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
-        return self._chunks.latest_output(num_pieces, num_samples, num_tokens)
-
-    def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
+    def replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
+        """Replays a graph whose inputs are `SlotInputs` or `DecodeRows`; returns the graph's output."""
         # removed before the replay, because the inputs' content is undefined if the replay raises
         before = self._loaded.pop(runner, None)
         if before is not None and before[0] is rows and before[1] == bucket:  # the batch seldom changes between rounds
@@ -228,70 +211,51 @@ class DecodeGraphs:
         self._loaded[runner] = rows, bucket
         return output
 
-    def _trees(self, rows: DecodeRows | SlotInputs, num_nodes: int) -> TokenTree | None:
+    def trees(self, rows: DecodeRows | SlotInputs, num_nodes: int) -> TokenTree | None:
+        """Returns one checked tree per row; None for bare roots."""
         return None if num_nodes == 1 else self.inbox.checked(rows)
 
-    def _capture(self, widths: list[int], others: Sequence[GraphRunner] = ()) -> None:
+    def _capture(self, widths: list[int]) -> None:
         if not widths:
             return
-        samples = [self._compute(self._padding(n)(n), n) for n in widths]
-        self._buffers.reserve(samples, [self.shapes[n].forwards[-1] for n in widths])
-        self._chunks.reserve(samples[0].output)
-        runners = [*others]
+        samples = [self._compute(self.padding(n)(n), n) for n in widths]
+        self.buffers.reserve(samples, [self.shapes[n].forwards[-1] for n in widths])
+        runners = [] if self.prompts is None else self.prompts.new_runners(widths, samples[0].output)
         for n in widths:
-            padding, shape = self._padding(n), self.shapes[n]
+            padding, shape = self.padding(n), self.shapes[n]
             forwards = [Bucket(size, n) for size in shape.forwards]
             self._forwards[n] = GraphRunner(_stage(n), self._forward_stage(n), padding, forwards, self.pool)
             runners.append(self._forwards[n])
-            for num_pieces in shape.pieces:
-                beside = num_pieces * PIECE_ROWS
-                buckets = [Bucket(size, n, beside) for size in shape.mixed]
-                function = self._mixed_stage(n, num_pieces)
-                self._mixed[n, beside] = GraphRunner(Stage.BASE_MIXED, function, padding, buckets, self.pool)
-                runners.append(self._mixed[n, beside])
             choices = [Bucket(size, n) for size in shape.choices]
             for how in Choosing:
                 function = self._choice_stage(n, how)
                 self._choices[n, how] = GraphRunner(Stage.BASE_CHOICE, function, self._slot_padding, choices, self.pool)
                 runners.append(self._choices[n, how])
-        if self.config.cuda_graphs == "decode_only":
-            whole = round_shapes(replace(self.config, cuda_graphs="full"))
-            self.stats.num_untried += sum(len(whole[n].mixed) * len(whole[n].pieces) for n in widths)
-            self.stats.num_untried += len(prompt_pieces(replace(self.config, cuda_graphs="full"))) * (1 in widths)
         self.pool.capture(*runners)
 
     @torch.inference_mode()
     def _compute(
         self, inputs: SlotInputs | DecodeRows, num_nodes: int, into: ModelOutput | None = None
     ) -> ForwardResult:
-        return self.fixed.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes, into=into)
+        return self.fixed.forward(inputs.slots, self.trees(inputs, num_nodes), num_nodes, into=into)
 
     def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
-            room = self._buffers.room(len(inputs.slots), num_nodes)
+            room = self.buffers.room(len(inputs.slots), num_nodes)
             result = self._compute(inputs, num_nodes, room)
-            self._buffers.put(result)
-            return ForwardDone(result.decodes.roots)
-
-        return stage
-
-    def _mixed_stage(self, num_nodes: int, num_pieces: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
-        def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
-            trees, chunks = self._trees(inputs, num_nodes), self._chunks.rows(num_pieces)
-            result = self.fixed.forward(inputs.slots, trees, num_nodes, chunks)
-            self._buffers.put(result)
-            self._chunks.keep(result.chunks)
+            self.buffers.put(result)
             return ForwardDone(result.decodes.roots)
 
         return stage
 
     def _choice_stage(self, num_nodes: int, choosing: Choosing) -> Callable[[SlotInputs], AcceptedPaths]:
         def stage(inputs: SlotInputs) -> AcceptedPaths:
-            return self.fixed.decide(self._buffers.latest_result(inputs.slots, num_nodes), choosing)
+            return self.fixed.decide(self.buffers.latest_result(inputs.slots, num_nodes), choosing)
 
         return stage
 
-    def _padding(self, num_nodes: int) -> Callable[[int], SlotInputs | DecodeRows]:
+    def padding(self, num_nodes: int) -> Callable[[int], SlotInputs | DecodeRows]:
+        """Returns a function that makes a padding row for graphs of this width, see `GraphRunner`."""
         return self._slot_padding if num_nodes == 1 else self._tree_padding
 
     def _slot_padding(self, num_nodes: int) -> SlotInputs:

@@ -57,10 +57,6 @@ class FixedRound:
         own, behind = self.model(self.builder.fixed(decodes, chunks)._replace(into=into)).split(decodes.num_rows)
         return ForwardResult(decodes, own, evidence, None if chunks is None else behind)
 
-    def prompts(self, chunks: ChunkRows) -> ModelOutput:
-        """Runs the model over prompt chunks in pieces, without decodes."""
-        return self.model(self.builder.fixed(None, chunks))
-
     def decide(self, result: ForwardResult, choosing: Choosing) -> AcceptedPaths:
         """Chooses the tokens of a forward pass and applies the accepted paths.
 

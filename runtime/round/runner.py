@@ -20,7 +20,6 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.allowed_tokens import TokenMasks
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.decode_graphs import DecodeGraphs
@@ -82,7 +81,8 @@ class ModelRunner:
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
         parts = self._make_parts(last_position, pieces, features, 0 if graph_device is None else most_rows)
         self.builder, self.chooser, acceptance, self.inbox, self.pruner = parts
-        self.masks = TokenMasks(slots.processors)
+        self.masks: Any = first_result("token_masks", slots.processors)
+        """Fills masks of allowed tokens; None if no part does, and then no request has masks."""
         own = (model, self.builder, slots, self.chooser, acceptance, self.pruner)
         self.eager = EagerRounds(*own)
         self.fixed = FixedRound(*own)
@@ -168,7 +168,7 @@ class ModelRunner:
         for feature in self.builder.features if plan.chunks else self.builder.of_decodes:
             feature.prepare(plan)
         masked = plan.is_masked
-        executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.prompts
+        executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.without_decodes
         clock, epochs = self.device_clock, epochs_of(plan)
         began = clock.begin()
         if masked and before_choice is not None:

@@ -92,11 +92,6 @@ class SchedulerOutput(NamedTuple):
         """Whether the host may add nodes to the trees: tokens forced by a grammar or copied from earlier text."""
         return self.is_masked or any(seq.draft.text_tree is not None for seq in self.decodes)
 
-    @property
-    def is_seated(self) -> bool:
-        """Whether a sequence of the round has a seat, see `scheduler.Seats`."""
-        return any(seq.seat for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))
-
     def without_dropped(self) -> "SchedulerOutput":
         """Returns the plan without sequences that have lost their slot since the plan was made."""
         return self._replace(

@@ -29,7 +29,7 @@ class DraftProgress:
     """Whether the drafter has received, or will receive, all computed positions, including positions in flight."""
     num_deferred: int = 0
     """Number of (taps, next token) pairs that the drafter has not received yet, because they are kept back in
-    `runtime.engine.outcome_writer.DeferredPairs`."""
+    `runtime.deferral.deferred_pairs.DeferredPairs`."""
     deferred_from: int = 0
     """Position of the first deferred pair."""
     tree_requested: bool = False

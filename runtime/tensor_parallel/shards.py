@@ -24,8 +24,7 @@ from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loading.exact import HALVES
-from wingbeat.runtime.verifier.loading.loader import prepare_model, written_tokens
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
@@ -49,8 +48,7 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
         shards = use_plain_tensors(model, ranks)
         check_finite(model)
         ranks.wait_for_all()
-        written = written_tokens(path) if model.dtype in HALVES else []
-        loaded = prepare_model(model, path.name, division=ranks, written=written)
+        loaded = prepare_model(model, path.name, division=ranks, folder=path)
         loaded.shards = shards
     for extend in hooks("extend_shard"):
         extend(loaded, ranks, limits)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from wingbeat.runtime.fused.speed_up import FUNCTION_NAME, Rope
 from wingbeat.runtime.tensorrt.engine_config import EngineVisual
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import shown_names
@@ -21,7 +22,6 @@ from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
 from wingbeat.runtime.verifier.layers.linears import PackableLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.speed_up import FUNCTION_NAME, Rope
 from wingbeat.runtime.verifier.model import LayerTaps
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 

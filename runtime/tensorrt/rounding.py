@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from wingbeat.runtime.model_trial.reference import decoded_rows, distance, trial_texts
 from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.layers.loaded_model import num_words
-from wingbeat.runtime.verifier.loading.reference import decoded_rows, distance, trial_texts
 
 
 class Rounding(NamedTuple):

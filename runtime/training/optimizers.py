@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
+from wingbeat.runtime.number_formats import has_bfloat16_units
 
 _WEIGHT_DECAY = 0.05
 """Weight decay of the matrices that Muon trains."""

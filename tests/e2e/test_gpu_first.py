@@ -56,7 +56,7 @@ for parts in _suite.sessions().values():
         if not part.is_tests and not name.startswith("served"):
             __import__(name)
 # What the doctor asks of a GPU is imported where it is asked.
-import wingbeat.runtime.checks.driver
+import wingbeat.deployments.doctor.driver
 import wingbeat.deployments.doctor.gpu as asked
 for node in ast.walk(ast.parse(open(asked.__file__).read())):
     if isinstance(node, ast.ImportFrom):

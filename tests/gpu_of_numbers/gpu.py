@@ -67,7 +67,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
         RuntimeError: there is a real GPU or no compiler, or the process has chosen otherwise (`launching`).
     """
     from wingbeat.kernels.gpu.attention.device import device_limits
-    from wingbeat.runtime.checks import graph_check, kernel_check
+    from wingbeat.runtime.start_checks import graph_check, kernel_check
 
     memory, gpu = device.load(), NumberGpu(CARDS[card])
     capability = gpu.card.major * 10 + gpu.card.minor if compiled else None
@@ -81,7 +81,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
         for check in (graph_check, kernel_check):
             patch.setattr(check, "LIMIT_S", PATIENCE_S)
         # Its time is that of an interpreter, which would hold every product against itself for hours.
-        patch.setattr("wingbeat.runtime.verifier.layers.products.replay_ms", lambda step, graphs: 1.0)
+        patch.setattr("wingbeat.runtime.fused.products.replay_ms", lambda step, graphs: 1.0)
         # Pinned memory is what CUDA may read while the host goes on: here nothing does.
         for name in ("empty", "zeros", "empty_like"):
             patch.setattr(torch, name, _unpinned(getattr(torch, name)))

@@ -15,6 +15,7 @@ from tests.runtime.quantised.test_checkpoints import CASES, save_mxfp4, save_qua
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.fused.layers import FusedLayer
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.heads.save import save_eagle_head
@@ -22,7 +23,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.packed.modules import PackedExperts, PackedLinear
-from wingbeat.runtime.verifier.layers.fused import FusedLayer
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 PROMPTS = random_prompts((5, 9))

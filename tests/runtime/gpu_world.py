@@ -23,7 +23,6 @@ from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.layers.fused import OPS, fuse
 from wingbeat.runtime.verifier.layers.linears import widen_logits
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
@@ -85,7 +84,8 @@ def placed_verifier(config: PreTrainedConfig) -> LoadedModel:
     """A model in bfloat16 on the fake GPU."""
     model = new_model(config)
     loaded = prepare_model(model, "fake")
-    fuse(model, loaded.decoder_layers, loaded.layers, OPS["cuda"])
+    for prepare in of_features("PREPARED_FOR_GPU").values():
+        prepare(loaded)
     place(model)
     assert widen_logits(model)
     return loaded

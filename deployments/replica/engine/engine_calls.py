@@ -168,10 +168,8 @@ class EngineCalls:
         Raises:
             Exception: the drafter is unfit.
         """
-        found = self._check_drafter(self._engine)
-        from wingbeat.runtime.checks.self_test import SelfTest
-
-        return found.as_dict() if isinstance(found, SelfTest) else None
+        as_dict = getattr(self._check_drafter(self._engine), "as_dict", None)
+        return None if as_dict is None else as_dict()
 
     def observe(self) -> None:
         """Record the requests served from now on, if the configuration asks for a recording.

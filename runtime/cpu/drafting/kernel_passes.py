@@ -27,6 +27,8 @@ from wingbeat.kernels.cpu.draft_structs import (
 from wingbeat.kernels.cpu.draft_structs import Outcome as OutcomeBuffers
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.runtime.cpu.heads.kernel_head import AnyKernelHead
+from wingbeat.runtime.cpu.timing.cpu_threads import tried
+from wingbeat.runtime.cpu.timing.round_trial import ROWS
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Rules
 from wingbeat.runtime.drafters.head_drafter import HeadDrafter
@@ -34,8 +36,6 @@ from wingbeat.runtime.drafters.head_passes import HeadPasses
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
-from wingbeat.runtime.verifier.loading.cpu_threads import tried
-from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 _LEAST_ANGLES = 2048
 

@@ -12,7 +12,8 @@ from wingbeat.kernels.cpu.ops import KINDS, cpu_kernels, pack_segments
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
 from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
-from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE, check_outside
+from wingbeat.runtime.fused.outside import check_outside
+from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 __all__ = ["check", "check_limits", "make", "pack_segments"]
@@ -39,7 +40,7 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """Checks that every layer runs on the kernels, then makes the output head return float32.
 
     Args:
-        layers: the decoder's layers, swapped for kernels where possible; `wingbeat.runtime.verifier.layers.fused.fuse`
+        layers: the decoder's layers, swapped for kernels where possible; `wingbeat.runtime.fused.layers.fuse`
             logs why a layer was not swapped.
 
     Raises:

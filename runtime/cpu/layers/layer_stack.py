@@ -12,10 +12,10 @@ from wingbeat.kernels.cpu.ops import Addition, CpuKernels, batch_of
 from wingbeat.kernels.cpu.panels import fits_bfloat16
 from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, layer_of
 from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, matrices_of, pack_linear
+from wingbeat.runtime.fused.attention import norm_of
+from wingbeat.runtime.fused.layers import SwappedLayer
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
-from wingbeat.runtime.verifier.layers.fused import SwappedLayer
-from wingbeat.runtime.verifier.layers.fused_attention import norm_of
 
 GEMMA_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"

@@ -9,8 +9,8 @@ from wingbeat.runtime.cpu.layers.layer_stack import GATES, GEMMA_LAYERS, CpuLaye
 from wingbeat.runtime.cpu.layers.packed_linears import pack_linear
 from wingbeat.runtime.cpu.layers.packed_modules import PackedRows
 from wingbeat.runtime.cpu.layers.stacked_model import join_model
+from wingbeat.runtime.fused.layers import KNOWN_LAYERS, LayerOps, Swap
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.layers.fused import KNOWN_LAYERS, LayerOps, Swap
 
 
 class StackSwap(Swap):

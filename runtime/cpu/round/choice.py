@@ -6,6 +6,7 @@ from torch import Tensor
 from wingbeat.kernels.cpu.accept import Compacted, Decree
 from wingbeat.kernels.cpu.choice import NativeChoice, SamplingRows
 from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.kernels.round.reference import path_moves
 from wingbeat.kernels.sampling.processors import LogitProcessors
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cpu.round.packed_rows import PackedDecodes
@@ -94,8 +95,9 @@ class NativeAcceptance(PathAcceptance):
             width=width,
             decree=decree,
         )
-        if walk.moved and self._moves:
-            self._compact(decodes, walk.nodes, walk.num_tokens)
+        if walk.moved and self._moves and self._shape.moves:
+            places = slots, decodes.roots, walk.nodes, walk.num_tokens
+            self.cache.move(*path_moves(*places, self.slots.columns, self._shape))
         return AcceptedPaths(
             slots,
             decodes.roots,

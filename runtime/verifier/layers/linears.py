@@ -50,22 +50,6 @@ class Packed(Protocol):
         ...
 
 
-class FewRows(Protocol):
-    """Computes a linear layer's matrix product for few rows, with a kernel that is faster than the library's kernel."""
-
-    def takes(self, num_rows: int) -> bool:
-        """Whether the kernel is used for `num_rows` rows."""
-        ...
-
-    def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """Returns the matrix product; if `total` is given, adds the product to `total` in place and returns `total`."""
-        ...
-
-
-FEW_ROWS = "_few_rows"
-"""Name of the attribute in which a linear layer holds its `FewRows`, if any."""
-
-
 class PackableLinear(Packable, nn.Linear):
     """A linear layer whose weight may be packed."""
 
@@ -147,9 +131,6 @@ def product(linear: nn.Linear, rows: Tensor) -> Tensor:
     """See `PackableLinear.product`."""
     if isinstance(linear, PackableLinear) and linear.multiplies:
         return linear.product(rows)
-    few: FewRows | None = linear.__dict__.get(FEW_ROWS)
-    if few is not None and few.takes(len(rows)):
-        return few.ours(rows)
     return functional.linear(rows, linear.weight, linear.bias)
 
 
@@ -157,9 +138,6 @@ def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
     """See `PackableLinear.add_product`."""
     if isinstance(linear, PackableLinear) and linear.multiplies:
         return linear.add_product(total, rows)
-    few: FewRows | None = linear.__dict__.get(FEW_ROWS)
-    if few is not None and few.takes(len(rows)):
-        return few.ours(rows, total)
     if linear.bias is not None:
         return total + functional.linear(rows, linear.weight, linear.bias)
     # addmm adds `total` within the same kernel as the matrix product, which saves a kernel launch and a rounding.

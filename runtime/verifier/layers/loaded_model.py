@@ -69,15 +69,6 @@ class LoadedModel:
         return next(self.model.parameters()).device
 
     @property
-    def computed_on(self) -> str:
-        """Device type on which logits are computed.
-
-        In deterministic mode the GPU's name, because bits differ between GPU models.
-        """
-        on_gpu = self.deterministic and self.device.type == "cuda"
-        return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
-
-    @property
     def dtype(self) -> torch.dtype:
         """Dtype of activations and KV."""
         return next(self.model.parameters()).dtype

@@ -1,7 +1,7 @@
 """Determines each layer's attention parameters with a recording attention function, in one pass over a few tokens.
 
 The pass's logits are not used; correctness is checked by the test at load time
-(`wingbeat.runtime.verifier.loading.trial`).
+(`wingbeat.runtime.model_trial.trial`).
 """
 
 from collections.abc import Callable

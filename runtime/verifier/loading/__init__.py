@@ -1,1 +1,1 @@
-"""Loads a folder into a model and verifies its logits against transformers."""
+"""Loads a folder into a model that the runner can run."""

@@ -1,9 +1,6 @@
-"""Loads any Hugging Face causal LM as the verifier: load, probe, test, and refuse a model with incorrect results."""
+"""Loads any Hugging Face causal LM as the verifier: load, probe, switch to paged attention."""
 
-import gc
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,7 +11,6 @@ from wingbeat.runtime.hugging_face import one_line
 from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.tensor_files import weight_files
-from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import Place, check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 from wingbeat.runtime.verifier.layers.architecture_checks import (
@@ -25,10 +21,8 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
 )
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.division import Division
-from wingbeat.runtime.verifier.layers.experts import choose_experts
-from wingbeat.runtime.verifier.layers.fused import fuse
 from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
-from wingbeat.runtime.verifier.layers.linears import widen_logits
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears, widen_logits
 from wingbeat.runtime.verifier.layers.loaded_model import (
     LoadedModel,
     decoder_layers,
@@ -38,18 +32,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
-from wingbeat.runtime.verifier.layers.speed_up import speed_up
-from wingbeat.runtime.verifier.loading.exact import HALVES, exact_copy
 from wingbeat.runtime.verifier.loading.mapped_files import copy_what_stays, give_back_freed
-from wingbeat.runtime.verifier.loading.reference import (
-    WRITTEN,
-    TrialText,
-    reference_logits,
-    texts_for,
-    written_texts,
-)
-from wingbeat.runtime.verifier.loading.rows_trial import try_rows
-from wingbeat.runtime.verifier.loading.trial import try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -87,23 +70,12 @@ def load_model(
     model = load_weights(file, dtype, Place(device, dtype) if packed else None).to(device)
     copy_what_stays(model)
     check_finite(model)
-    logger.info("testing %s against transformers' own decoding", file.name)
     with one_line(file.name):
-        written = written_tokens(file.folder) if model.dtype in HALVES else []
         loaded = prepare_model(
-            model, Path(path).name, deterministic=deterministic, eight_bits=eight_bits, written=written
+            model, Path(path).name, deterministic=deterministic, eight_bits=eight_bits, folder=file.folder
         )
     give_back_freed()
     return loaded
-
-
-def written_tokens(folder: Path) -> list[int]:
-    """Returns token ids of a natural text; empty if the folder has no readable tokenizer."""
-    try:
-        tokenizer = Tokenizer.find(folder)
-    except ValueError:
-        tokenizer = None
-    return [] if tokenizer is None else tokenizer.encode(WRITTEN)
 
 
 def prepare_model(
@@ -112,17 +84,16 @@ def prepare_model(
     division: Division | None = None,
     deterministic: bool = False,
     eight_bits: bool = False,
-    written: Sequence[int] = (),
+    folder: Path | None = None,
 ) -> LoadedModel:
-    """Probes a model's attention, switches to paged attention, and compares the model with transformers' decoding.
+    """Probes a model's attention and switches to paged attention; runtime parts test the model before and after.
 
     Args:
         division: group of processes among which layers are divided; each process prepares its shard. None for a whole
             model.
         deterministic: whether a row's bits must be independent of the other rows in its pass; needs a whole model.
-        eight_bits: whether the weights of linear layers are rounded to eight bits first; needs a whole model. The test
-            then compares with transformers' decoding on the rounded weights.
-        written: token ids of a natural text; a half-precision model is also tested on such text.
+        eight_bits: whether the weights of linear layers are rounded to eight bits first; needs a whole model.
+        folder: the model's checkpoint; None if there is none.
 
     Raises:
         UnsupportedModelError: the model would be served incorrectly or not at all; the message is one line with
@@ -140,22 +111,12 @@ def prepare_model(
         stage = "transformers' own generate() fails on it"
         if eight_bits:
             _round_linears(model, decoder_layers(model, len(probed.layers)))
-        texts = texts_for(model, probed)
-        refused: dict[str, str] = {}
-        if model.dtype in HALVES:
-            refused = _try_in_float32(model, probed, texts, division, deterministic)
-        references = reference_logits(model, texts)
-        if references[0].rounding and written:
-            references += reference_logits(model, written_texts(texts, written))
-        trial = first_result("open_trial", model, texts, division is None, refused)
+        trial = first_result("model_trial", model, probed, division, deterministic, folder)
         stage = "it fails under our attention function"
-        loaded = _switch(model, name, probed, kinds.remembered, division, deterministic)
+        loaded = switch_model(model, name, probed, kinds.remembered, division, deterministic)
         loaded.eight_bits = eight_bits
-        try_model(loaded, references)
-        if deterministic:
-            try_rows(loaded, texts)
         if trial is not None:
-            trial.serve(loaded)
+            trial.check(loaded)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
     except UnsupportedModelError as error:
@@ -178,66 +139,7 @@ def _round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     hooks("round_linears")[0](model, layers)
 
 
-def _try_in_float32(
-    model: PreTrainedModel,
-    probed: ProbedAttention,
-    texts: list[TrialText],
-    division: Division | None,
-    deterministic: bool,
-) -> dict[str, str]:
-    """Tests the serving code of a half-precision model on a float32 copy, because rounding could hide mistakes.
-
-    Layers are tested both as transformers wrote them and fused, because the choice of layers to fuse may depend on the
-    dtype.
-
-    Returns:
-        Reasons why kinds of spans (image, audio) are not served, by kind.
-
-    Raises:
-        UnsupportedModelError: as `try_model`.
-    """
-    copy, count = exact_copy(model, probed.layers)
-    is_part = count < len(probed.layers)
-    probed = probed._replace(layers=probed.layers[:count])
-    try:
-        remembered = check_cache(copy).remembered  # the copy's recurrent states are float32 too
-        references = reference_logits(copy, texts)
-        trial = first_result("open_trial", copy, texts, division is None, {})
-    except Exception as error:
-        if not is_part or isinstance(error, torch.OutOfMemoryError | MemoryError | BackendLost):
-            raise
-        logger.info(
-            "the first %d layers do not run as a separate float32 model (%s): testing only the whole model",
-            count,
-            error,
-        )
-        return {}
-    with _unlogged():
-        if remembered is None:
-            try_model(_switch(copy, "", probed, remembered, division, deterministic, fast=False), references)
-        loaded = _switch(copy, "", probed, remembered, division, deterministic)
-    try_model(loaded, references)
-    refused = {} if trial is None else trial.serve(loaded)
-    del copy, loaded, references, trial
-    gc.collect()  # the copy's layers are in reference cycles with the objects that run them
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return refused
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Context manager that silences logs about the copy's layers, because the model itself logs the same lines."""
-    layers = logging.getLogger("wingbeat.runtime.verifier.layers")
-    before = layers.level
-    layers.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        layers.setLevel(before)
-
-
-def _switch(
+def switch_model(
     model: PreTrainedModel,
     name: str,
     probed: ProbedAttention,
@@ -246,21 +148,20 @@ def _switch(
     deterministic: bool,
     fast: bool = True,
 ) -> LoadedModel:
-    """Switches a model to paged attention and to layer states kept by the runtime, and applies speed-ups.
-
-    The speed-ups are `speed_up`, `fuse`, and `widen_logits`; `keep_logits` restricts logits to the requested rows.
+    """Switches a model to paged attention and to layer states kept by the runtime, and applies the parts' speed-ups.
 
     Args:
         fast: whether speed-ups are applied; False leaves layers as transformers wrote them.
     """
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
-    choose_experts(model)
+    for choose in hooks("choose_experts"):
+        choose(model)
     layers = decoder_layers(model, len(probed.layers))
     if fast:
-        speed_up(model, deterministic)
-    if fast:
-        fuse(model, layers, probed.layers, deterministic=deterministic, division=division)
+        lay_out_linears(model, deterministic)
+        for fuse in hooks("fuse_layers"):
+            fuse(model, layers, probed.layers, deterministic, division)
     if fast and division is None:
         widen_logits(model)
         for finish in hooks("finish_layers"):

@@ -16,11 +16,10 @@ from tests.optional import is_gone
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments import parts
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.doctor import command, gpu
+from wingbeat.deployments.doctor import command, driver, gpu
 from wingbeat.deployments.doctor.examination import Part, Verdict, examine
 from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.runtime import free_memory
-from wingbeat.runtime.checks import driver
 
 
 def fine() -> tuple[Verdict, str]:

@@ -13,11 +13,11 @@ from tests.needs import needs
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.local import engine
 from wingbeat.deployments.local.engine import LocalConfig
-from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.metrics import SpeculationMetrics
+from wingbeat.runtime.start_checks.self_test import SelfTest
 
 HEAD, VERIFIER = str(demo_pair().drafter), str(demo_pair().verifier)
 FIELDS = {

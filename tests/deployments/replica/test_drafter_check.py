@@ -119,11 +119,11 @@ def _in_process(head: Path, norm_output: bool) -> dict:
 def test_lines_of_a_process_of_the_application_are_shown(capfd):
     """In a process of its own: a handler of this one would stay."""
     code = "import logging; from wingbeat.deployments.log import show_log as s; s(); s(); "
-    code += "logging.getLogger('wingbeat.runtime.checks.self_test').info('accepted')"
+    code += "logging.getLogger('wingbeat.runtime.pair').info('accepted')"
     subprocess.run([sys.executable, "-c", code], check=True)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("INFO ")
-    assert line.endswith("wingbeat.runtime.checks.self_test: accepted")
+    assert line.endswith("wingbeat.runtime.pair: accepted")
 
 
 @pytest.mark.slow

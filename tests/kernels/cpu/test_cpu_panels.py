@@ -9,7 +9,7 @@ from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.eight_bits import to_eight_bits
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels, fits_bfloat16
-from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
+from wingbeat.runtime.number_formats import has_bfloat16_units
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

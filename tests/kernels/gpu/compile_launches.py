@@ -15,7 +15,6 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.gpu.resources import report
 from tests.ptx.launch import NamedDriver
-from wingbeat.kernels.gpu import experts as triton_experts
 from wingbeat.kernels.gpu import kv as triton_kv
 from wingbeat.kernels.gpu import layer as triton_layer
 from wingbeat.kernels.gpu import products as triton_products
@@ -26,7 +25,6 @@ from wingbeat.kernels.gpu.sampling import noise as triton_noise
 from wingbeat.kernels.gpu.tree import candidates as triton_candidates
 from wingbeat.kernels.gpu.tree import table as triton_tree_growth
 from wingbeat.kernels.gpu.tree import walk as triton_tree
-from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.round.reference import DraftedFor, PathShape, SlotColumns, TreeRules, WalkedTrees
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree.results import Coupling, GrownTree
@@ -126,10 +124,6 @@ def launch_layers(
     narrow = hidden.new_zeros(hidden_size, intermediate_size)
     active = hidden.new_zeros(num_tokens, intermediate_size)
     triton_products.few_rows_product(active, narrow, None, hidden, ints(hidden_size).int(), False)
-    experts, chosen = hidden.new_zeros(8, intermediate_size, hidden_size), ints(num_tokens, 4)
-    for weight_of, bias in ((experts, None), (experts.mT.contiguous().mT, experts[:, :, 0])):
-        out = hidden.new_zeros(4 * num_tokens, intermediate_size)
-        triton_experts.grouped_product(hidden, weight_of, bias, out, Routes.of(chosen, 8))
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
 
 

@@ -9,9 +9,9 @@ from tests.runtime.fake_gpu import fake_gpu, place, why_not
 from tests.runtime.gpu_world import CHAIN, TREE, llama, new_model
 from tests.runtime.launch_counts import LIMITS, captured
 from wingbeat.runtime.alike.linears import AlikeLinear
+from wingbeat.runtime.fused.layers import OPS, fuse
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.round.choice import Choosing
-from wingbeat.runtime.verifier.layers.fused import OPS, fuse
 from wingbeat.runtime.verifier.layers.linears import widen_logits
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 

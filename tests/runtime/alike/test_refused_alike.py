@@ -9,9 +9,9 @@ from wingbeat.kernels.layer import reference
 from wingbeat.runtime.alike import model as alike
 from wingbeat.runtime.alike.linears import AlikeLinear
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.fused.attention import LayerOps
+from wingbeat.runtime.fused.layers import fuse
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.fused import fuse
-from wingbeat.runtime.verifier.layers.fused_attention import LayerOps
 from wingbeat.runtime.verifier.layers.probe import probe_attention
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 

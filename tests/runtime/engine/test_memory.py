@@ -59,7 +59,7 @@ def test_graphs_are_counted_where_they_are_captured(gpu: FakeGpu):
     engine = Engine(loaded, engine_config(TREE, 4), NEEDS, FakeGraphDevice(gpu))
     engine.runner.prepare_trees()
     captured = [stage for stage, _ in engine.runner.graphs.stats.captured]
-    assert {Stage.BASE_DECODING, Stage.BASE_VERIFICATION, Stage.BASE_MIXED} <= set(captured)
+    assert {Stage.BASE_DECODING, Stage.BASE_VERIFICATION} <= set(captured)
     assert num_graphs(LIMITS) == len(captured)
     eager = reserved_bytes(loaded, replace(LIMITS, cuda_graphs=False), DrafterNeeds())
     with_graphs = reserved_bytes(loaded, LIMITS, DrafterNeeds())

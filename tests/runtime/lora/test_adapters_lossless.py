@@ -19,7 +19,6 @@ from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.layers.fused_attention import LayerOps
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SHAPES = {"plain": None, "chain": CHAIN, "tree": TREE}
@@ -105,15 +104,6 @@ def test_without_the_kernels_of_cpus_texts_are_the_same():
         world = LoraWorld("llama", kinds={"all": KINDS["all"], "attention": KINDS["attention"]})
         with engine_of(world, CHAIN) as engine:
             check_mixed(engine, world)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma3"], ids=["layers", "attention alone"])
-def test_layers_that_join_their_products_join_their_adapters(monkeypatch, name):
-    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": LayerOps()})
-    world = LoraWorld(name, kinds={"all": KINDS["all"], "patterned": KINDS["patterned"]})
-    with engine_of(world, TREE, on_host=False) as engine:
-        check_mixed(engine, world)
 
 
 @pytest.mark.parametrize("shape", ["plain", "chain"])

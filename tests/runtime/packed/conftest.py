@@ -2,10 +2,10 @@
 
 import pytest
 
+from wingbeat.runtime.fused.layers import LayerOps
 from wingbeat.runtime.packed import modules
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.quantised import packed_loading
-from wingbeat.runtime.verifier.layers.fused import LayerOps
 
 
 @pytest.fixture(autouse=True)
@@ -18,4 +18,4 @@ def as_on_a_gpu(monkeypatch):
     ops = LayerOps()
     monkeypatch.setattr(modules, "DEVICES", {"cpu"})
     monkeypatch.setattr(packed_loading, "first_result", first_of_all)
-    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})
+    monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": ops})

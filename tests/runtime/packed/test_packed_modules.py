@@ -7,9 +7,9 @@ import torch
 
 from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy, greedy_params, random_prompts
 from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_mxfp4, save_quantised
+from wingbeat.runtime.fused.layers import FusedLayer
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.packed.modules import JoinedProduct, PackedExperts, PackedLinear, PackedRows
-from wingbeat.runtime.verifier.layers.fused import FusedLayer
 from wingbeat.runtime.verifier.layers.linears import held_bytes
 from wingbeat.runtime.verifier.loading.loader import load_model
 

@@ -11,8 +11,6 @@ from tests.runtime.hybrids import CONFIGS as HYBRIDS
 from tests.runtime.hybrids import random_hybrid
 from tests.runtime.models import CONFIGS, engine_config, generate, greedy_params, noisy, random_model, random_prompts
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
-from wingbeat.runtime.verifier.layers import fused
-from wingbeat.runtime.verifier.layers.fused_attention import LayerOps
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -134,10 +132,3 @@ def test_checksums_tell_weights_apart():
     before = ServedWeights(loaded).checksums()
     after = write(loaded, {"model.norm.weight": torch.full((64,), 2.0)}).checksums()
     assert [name for name in before if before[name] != after[name]] == ["model.norm.weight"]
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gemma2", "qwen3_moe"])
-def test_fused_layers_of_gpus_write_by_what_was_written(monkeypatch: pytest.MonkeyPatch, name: str):
-    """By the reference of their steps: joined products, and norms whose weights are copies."""
-    monkeypatch.setitem(fused.OPS, "cpu", LayerOps())
-    check_written(noisy(name))

@@ -159,13 +159,16 @@ def test_verifier_and_drafter_have_no_more_graphs_than_allowed(num_nodes, adapti
     for max_num_seqs in (1, 16, 100, 256, 1024):
         config = EngineConfig(max_num_seqs=max_num_seqs, speculation=shape)
         most = MOST_GRAPHS + shapes.OF_ANOTHER_WIDTH * (adaptive and max_num_seqs > 16 and num_nodes <= 16)
-        assert shapes.num_graphs(config) <= most + len(shapes.prompt_pieces(config)), max_num_seqs
-        assert len(shapes.prompt_pieces(config)) <= 6
+        decodes, prompts = shapes.round_shapes(config)
+        beside = () if prompts is None else prompts.prompts
+        assert shapes.num_graphs(config) <= most + len(beside), max_num_seqs
+        assert len(beside) <= 6
         assert shape.max_path * len(draft_batches(max_num_seqs, shape.max_path, shape.draft_top_k)) <= MOST_GRAPHS
-        for width, (forwards, choices, mixed, _) in shapes.round_shapes(config).items():
+        for width, (forwards, choices) in decodes.items():
             assert forwards[0] == choices[0] == 1
             assert forwards[-1] == choices[-1] == min(max_num_seqs, forwards[-1])
             assert forwards[-1] * width <= shapes.MOST_ROWS
+            mixed = () if prompts is None else prompts.mixed[width]
             assert max(mixed, default=0) <= forwards[-1], "what a mixed pass leaves has room"
 
 
@@ -199,31 +202,6 @@ def test_graphs_where_nothing_can_be_captured_are_refused():
         Engine(ref.loaded, engine_config(cuda_graphs=True))
     engine = Engine(ref.loaded, engine_config(cuda_graphs=False), graph_device=RecordingDevice())
     assert engine.stats().graphs is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["full", "decode_only"])
-def test_prompts_are_captured_where_the_mode_says_so(captured, mode):
-    """The text is the same, and the shapes that are left out are told as stages that run eagerly."""
-    ref = reference("llama")
-    engine = captured(ref, engine_config(cuda_graphs=mode), drafter_of("right", ref, "tree"))
-    assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
-    stats = engine.stats().graphs
-    stages = {stage for stage, _ in stats.captured}
-    assert {Stage.BASE_DECODING, Stage.BASE_VERIFICATION} <= stages
-    assert replays(engine)[1] > 3
-    full = shapes.round_shapes(engine_config())
-    num_mixed = sum(len(shape.mixed) * len(shape.pieces) for shape in full.values())
-    assert num_mixed > 0
-    if mode == "full":
-        assert {Stage.BASE_MIXED, Stage.BASE_PROMPTS} <= stages
-        assert stats.replays[Stage.BASE_MIXED] > 0
-        assert not stats.eager_runs
-    else:
-        assert not {Stage.BASE_MIXED, Stage.BASE_PROMPTS} & stages
-        assert set(stats.eager_runs) == {Stage.BASE_MIXED, Stage.BASE_PROMPTS}
-        untried = stats.counts()["eager"] - num_mixed - len(shapes.prompt_pieces(engine_config()))
-        assert untried == sum(len(shape.choices) - 1 for shape in full.values()) * 2, "choices that wait on a CPU"
 
 
 def test_modes_of_graphs_have_names():

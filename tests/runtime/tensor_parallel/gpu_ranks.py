@@ -14,9 +14,9 @@ from transformers.integrations.tensor_parallel import replace_layer_number_by_wi
 from tests.runtime.fake_gpu import CUDA, place
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import llama, new_model
+from wingbeat.runtime.fused.layers import OPS, fuse
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.shards import use_plain_tensors
-from wingbeat.runtime.verifier.layers.fused import OPS, fuse
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 

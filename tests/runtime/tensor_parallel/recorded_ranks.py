@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork, Work
 
 from tests.runtime.recorded_graphs import Call, Recorder, RecordingDevice
-from wingbeat.runtime.verifier.layers.fused import LayerOps
+from wingbeat.runtime.fused.layers import LayerOps
 
 OPS = LayerOps()
 """Steps of fused layers on the CPU: those of CUDA are Triton's."""

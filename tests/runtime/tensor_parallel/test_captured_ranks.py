@@ -22,12 +22,12 @@ from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.tensor_parallel.recorded_ranks import OPS, RecordedRank
 from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
 from wingbeat.kernels.layer import reference
-from wingbeat.runtime.checks.graph_check import check_graphs
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.fused import layers as fused
+from wingbeat.runtime.fused.layers import FusedLayer
 from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.start_checks.graph_check import check_graphs
 from wingbeat.runtime.tensor_parallel import ranks
-from wingbeat.runtime.verifier.layers import fused
-from wingbeat.runtime.verifier.layers.fused import FusedLayer
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import BackendLost
 

@@ -18,11 +18,11 @@ from tests.runtime.models import (
 from tests.runtime.tensor_parallel.recorded_ranks import OPS, RecordedRank
 from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.fused import layers as fused
+from wingbeat.runtime.fused.layers import FusedLayer
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.lora.adapter import AdapterError
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.verifier.layers import fused
-from wingbeat.runtime.verifier.layers.fused import FusedLayer
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 LENGTH = 16

@@ -19,13 +19,13 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.fused import layers as fused
+from wingbeat.runtime.fused.layers import LayerOps
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.tensor_parallel.follower import follow
 from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.tensor_parallel.leader import Led, lead
-from wingbeat.runtime.verifier.layers import fused
-from wingbeat.runtime.verifier.layers.fused import LayerOps
 
 DEVICE = torch.device("cpu")
 ANSWER_S = 120.0

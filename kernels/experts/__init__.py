@@ -1,0 +1,1 @@
+"""Matrix products of rows with the weights of their experts."""

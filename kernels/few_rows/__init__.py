@@ -1,0 +1,1 @@
+"""Matrix products of few rows with one weight."""

@@ -1,1 +1,0 @@
-"""Start-up checks of the driver, kernels, captured graphs and drafter."""

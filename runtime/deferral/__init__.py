@@ -1,0 +1,1 @@
+"""Messages to an idle drafter, kept back while no trees are requested."""

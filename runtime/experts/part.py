@@ -1,0 +1,3 @@
+"""Runtime part: products of experts that CUDA graphs can capture; imported when a model is loaded."""
+
+choose_experts = "wingbeat.runtime.experts.forward:choose_experts"

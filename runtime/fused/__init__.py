@@ -1,0 +1,1 @@
+"""Decoder layers as fused steps, in place of those that transformers wrote."""

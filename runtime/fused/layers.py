@@ -1,0 +1,424 @@
+"""Replaces decoder layers by fused steps for their device, if results stay within a tolerance.
+
+`OPS` lists the device types with fused steps. A layer is swapped if its class is known and if, in a comparison at load
+time, the fused layer returns the same numbers within `_TOLERANCE`. All other layers run as transformers wrote them.
+Projections of the same input become one matrix product: the weights of the q, k and v projections are joined, and so
+are the weights of the gate and up projections. The model's own tensors become views of the joined weight.
+"""
+
+import inspect
+import logging
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wingbeat.runtime.fused import speed_up
+from wingbeat.runtime.fused.attention import (
+    KNOWN_ATTENTIONS,
+    Add,
+    AttentionHalf,
+    FusedAttention,
+    Joined,
+    LayerOps,
+    joined,
+    norm_of,
+)
+from wingbeat.runtime.fused.products import Product, choose_products, multiply
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.parts import first_result
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
+from wingbeat.runtime.verifier.layers.division import Division
+from wingbeat.runtime.verifier.layers.linears import PackableLinear
+
+logger = logging.getLogger(__name__)
+
+
+OPS: dict[str, LayerOps] = {"cuda": LayerOps()}
+"""Layer steps by device type. Layers on other devices are left to runtime parts (hook `swap_layers` of
+`runtime.parts`)."""
+
+KNOWN_LAYERS = frozenset(
+    f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
+    for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
+)
+"""Class names of the decoder layers that have pre-norm, rotate-half RoPE and a SiLU-gated MLP, and nothing between a
+norm and the matrix product that follows the norm.
+"""
+
+_NUM_ROWS, _BLOCK_SIZE = 7, 16
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+"""Largest distance of a fused layer's row from the original row, relative to the original row's norm, by dtype."""
+
+
+class Swap(ABC):
+    """Replaces layers on one kind of device by fused layers, by changing the class of the layer object."""
+
+    ops: LayerOps
+    """Steps used for the norms outside swapped layers."""
+    known = KNOWN_LAYERS
+    known_attentions: frozenset[str] = frozenset()
+    """Class names of attention modules that may be swapped without the rest of their layer."""
+    gates = frozenset({"SiLU", "SiLUActivation"})
+    """Supported activation functions of MLPs, by class name."""
+
+    def knows(self, layer: nn.Module) -> bool:
+        """Whether the layer is swapped as a whole."""
+        return name_of(type(layer)) in self.known
+
+    @abstractmethod
+    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
+        """Replaces a layer's class; raises ValueError and leaves the layer unchanged if the layer is not supported."""
+
+    def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
+        """Restores the classes of a swapped layer and its attention."""
+        layer.__class__, layer.self_attn.__class__ = kind, attention
+
+
+class OpsSwap(Swap):
+    """Swaps layers for the fused `LayerOps` steps of their device."""
+
+    def __init__(self, ops: LayerOps, division: Division | None) -> None:
+        self.ops, self._division = ops, division
+        # In a divided model, an attention module is not swapped without its layer, because the output projection needs
+        # a sum across processes, which only the projection's own module computes.
+        self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
+
+    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
+        """See `Swap.swap`."""
+        half = AttentionHalf(layer.self_attn, self.ops, attention)
+        if self.knows(layer):
+            layer.__class__ = _fused_class(type(layer), FusedLayer)
+            layer.__dict__.update(_ops=self.ops, _half=half, _division=self._division)
+            layer.join()
+        else:
+            layer.self_attn.__class__ = _fused_class(type(layer.self_attn), FusedAttention)
+            layer.self_attn.__dict__["_half"] = half
+            half.join()
+        # Joining weights frees memory blocks that are too small for the next layer's joined weight. Unless the blocks
+        # are released, torch's allocator would end up holding a second copy of all layers while the drafter loads on
+        # the same GPU.
+        torch.cuda.empty_cache()
+
+
+def fuse_layers(
+    model: nn.Module,
+    layers: nn.ModuleList,
+    attention: list[LayerAttention],
+    deterministic: bool,
+    division: Division | None,
+) -> None:
+    """See the hook in `runtime.parts`."""
+    speed_up.fuse_norms(model)
+    speed_up.fuse_rope(model)
+    fuse(model, layers, attention, deterministic=deterministic, division=division)
+
+
+@torch.inference_mode()
+def fuse(
+    model: nn.Module,
+    layers: nn.ModuleList,
+    attention: list[LayerAttention],
+    ops: LayerOps | None = None,
+    deterministic: bool = False,
+    division: Division | None = None,
+) -> int:
+    """Swaps a model's layers and the norms outside layers, if the swap changes only the speed, not the results.
+
+    Returns the number of swapped layers.
+
+    Args:
+        attention: attention parameters of each layer, as probed.
+        ops: steps to use instead of the device's own.
+        deterministic: whether layers of any dtype and size are swapped on CPUs.
+        division: group of processes that must fuse the same layers; None for a whole model.
+    """
+    swap = _swap_of(next(model.parameters()), ops, deterministic, division)
+    if swap is None:
+        return 0
+    left: dict[str, int] = {}
+    for layer, kind in zip(layers, attention, strict=True):
+        reason = _fuse_layer(layer, kind, swap, division)
+        if reason is not None:
+            left[reason] = left.get(reason, 0) + 1
+    for module in model.modules():
+        if "_ops" not in vars(module):
+            _fuse_norm(module, swap.ops)
+            if isinstance(swap, OpsSwap):
+                _fuse_rotary(module, swap.ops)
+    if isinstance(swap, OpsSwap) and not deterministic and division is None:
+        made = [layer.products() for layer in layers if isinstance(layer, FusedLayer)]
+        names = made[0] if made else {}
+        choose_products({name: [each[name] for each in made if name in each] for name in names})
+    num_fused = len(layers) - sum(left.values())
+    reasons = "; ".join(f"{count} are not: {reason}" for reason, count in left.items())
+    logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
+    return num_fused
+
+
+def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, division: Division | None) -> Swap | None:
+    """Returns the swap for layers of this parameter's device and dtype; None if layers are left unchanged."""
+    ops = ops or OPS.get(parameter.device.type)
+    if ops is not None:
+        return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
+    # Runtime parts run a layer as a single call, into which sums across processes cannot be inserted.
+    return None if division is not None else first_result("swap_layers", parameter, deterministic)
+
+
+def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
+    """Swaps one layer. Returns the reason if the layer, or a part of the layer, stays unchanged; else None."""
+    kind, attn = type(layer), getattr(layer, "self_attn", None)
+    is_whole, attention_kind = swap.knows(layer), type(attn)
+    # `speed_up` may have replaced transformers' class by a subclass.
+    is_ours = attention_kind.__module__ == speed_up.__name__
+    if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
+        return f"{kind.__qualname__} is not supported"
+    if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
+        return f"heads with {attention.key_dim} and {attention.value_dim} elements are not supported"
+    gate = type(layer.mlp.act_fn).__name__ if is_whole else None
+    if is_whole and gate not in swap.gates:
+        return f"{gate} in an MLP is not supported"
+    expected = _trial(layer, attention, is_whole)
+    try:
+        swap.swap(layer, attention)
+    except ValueError as error:
+        return str(error)
+    found = _trial(layer, attention, is_whole)
+    alike = all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    problem = None if alike else "a trial gives other numbers"
+    if division is not None:
+        problem = division.agree(problem)
+    if problem is not None:
+        swap.take_back(layer, kind, attention_kind)
+    return problem or (None if is_whole else f"only attention is fused, because {kind.__qualname__} is not supported")
+
+
+def is_packed(linear: nn.Linear) -> bool:
+    """Whether a linear layer holds its weight in packed form."""
+    return isinstance(linear, PackableLinear) and linear.packed is not None
+
+
+def name_of(kind: type) -> str:
+    """Returns module path and qualified name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class SwappedLayer(nn.Module):
+    """First base class of a swapped layer: replaces `forward`, and joins projections of the same input.
+
+    The layer's original class is the second base class. Weights, parameter names and submodules stay unchanged.
+    """
+
+    num_joined = 4
+    """Number of matrix products with adapters of their own: q, k and v together; output; gate and up together; down."""
+
+
+class FusedLayer(SwappedLayer, Joined):
+    """A decoder layer that is computed with the functions of `LayerOps`."""
+
+    _ops: LayerOps
+    _half: AttentionHalf
+    _few: dict[str, Product | None]
+    """Products of the output and down projections, whose weights are not joined; None for a packed weight."""
+    _division: Division | None = None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: object = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Runs the fused layer.
+
+        Calls without the runtime's `Rows`, and batches that capture this layer's KV, run transformers' code.
+        """
+        rows: Rows | None = kwargs.get(ROWS_KEYWORD)
+        attn, mlp = self.self_attn, self.mlp
+        wanted = rows is not None and attn.layer_idx not in (rows.captured or ())
+        if not wanted or torch.compiler.is_compiling():
+            return super().forward(
+                hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
+            )
+        ops, before = self._ops, hidden_states[0]
+        normed, _ = ops.add_rms_norm(before, None, *norm_of(self.input_layernorm))
+        attended = self._half(normed, position_embeddings, rows)
+        mixed = self._summed(self._added(multiply(attn.o_proj, self._few["o"], attended), attended, 1, rows))
+        normed, total = ops.add_rms_norm(mixed, before, *norm_of(self.post_attention_layernorm))
+        if self._half.add is None and isinstance(self._gate_up, Product) and self._gate_up.takes(len(normed)):
+            active = self._gate_up.gated(normed)
+        else:
+            active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))
+        if self._division is not None and not self._division.first:
+            out = functional.linear(active, mlp.down_proj.weight)
+        else:
+            out = multiply(mlp.down_proj, self._few["down"], active, total)
+        return self._summed(self._added(out, active, 3, rows))[None]
+
+    def _summed(self, out: Tensor) -> Tensor:
+        """Returns the sum of all processes' addends; returns `out` if the layer is not divided."""
+        return out if self._division is None else self._division.sum(out)
+
+    def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
+        """Adds a runtime part's term (such as LoRA) to a matrix product, in place."""
+        add = self._half.add
+        return out if add is None else add(out, x, product, rows)
+
+    def add_by(self, add: Add) -> None:
+        """Sets the function with which a runtime part adds terms (such as LoRA) to the layer's matrix products."""
+        self._half.add = add
+
+    def join(self) -> None:
+        """See `Joined.join`."""
+        self._half.join()
+        self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj], gated=True)
+        self.__dict__["_few"] = {
+            name: None if is_packed(linear) else Product(linear.weight.data, linear.bias, adds=name == "down")
+            for name, linear in (("o", self.self_attn.o_proj), ("down", self.mlp.down_proj))
+        }
+
+    def products(self) -> dict[str, Product]:
+        """Returns the layer's matrix products for which the runtime's few-rows kernel may be chosen."""
+        found = {"qkv": self._half.qkv, "gate_up": self._gate_up, **self._few}
+        return {name: one for name, one in found.items() if isinstance(one, Product)}
+
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        self._half.take_written()
+
+
+class FusedNorm(Joined):
+    """A norm outside fused layers that is computed with the functions of `LayerOps`.
+
+    The class is assigned to existing module objects, so modules that are created later are not fused.
+    """
+
+    _ops: LayerOps | None = None
+    _wide: tuple[Tensor, float] | None = None
+    """Effective weight and epsilon, if the effective weight is not the module's parameter (Gemma's norms add 1); else
+    None."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normalises the last dimension: [..., size] -> [..., size]."""
+        if self._ops is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return super().forward(hidden_states)
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self._ops.add_rms_norm(rows, None, *(self._wide or norm_of(self)))[0].view(hidden_states.shape)
+
+    def join(self) -> None:
+        """See `Joined.join`."""
+        self.__dict__["_wide"] = None if hasattr(self, "variance_epsilon") else norm_of(self)
+
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        if self._wide is not None:
+            self._wide[0].copy_(norm_of(self)[0])
+
+
+def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
+    weight, kind = getattr(module, "weight", None), type(module)
+    if not kind.__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
+        return
+    if not hasattr(module, "variance_epsilon") and not (kind.__name__.startswith("Gemma") and hasattr(module, "eps")):
+        return
+    rows = _rows(len(weight), weight)
+    expected = module(rows)
+    module.__class__ = _fused_class(kind, FusedNorm)
+    module.__dict__["_ops"] = ops
+    module.join()
+    if not _alike(module(rows), expected):
+        module.__class__ = kind
+        del module.__dict__["_ops"], module.__dict__["_wide"]
+
+
+_STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rope types whose frequencies do not depend on the context length."""
+
+
+class FusedRotary(nn.Module):
+    """Rotary embedding that computes cosines and sines in one step.
+
+    If the module's forward takes a layer type, the angles depend on that type. The class is assigned to existing module
+    objects, so modules that are created later are not fused.
+    """
+
+    _ops: LayerOps | None = None
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        """Maps positions [1, num_tokens] to cosines and sines [1, num_tokens, dim]."""
+        if self._ops is None or torch.compiler.is_compiling():
+            return super().forward(x, position_ids, *(() if layer_type is None else (layer_type,)))
+        own = "" if layer_type is None else f"{layer_type}_"
+        scale = getattr(self, f"{own}attention_scaling")
+        return self._ops.rotations(position_ids, getattr(self, f"{own}inv_freq"), scale, x.dtype)
+
+
+def _fuse_rotary(module: nn.Module, ops: LayerOps) -> None:
+    kind, types = type(module), getattr(module, "rope_type", None)
+    if not kind.__name__.endswith("RotaryEmbedding") or types is None:
+        return
+    by_layer = isinstance(types, dict)
+    names = list(inspect.signature(kind.forward).parameters)[1:]
+    if names != ["x", "position_ids", *(["layer_type"] if by_layer else [])]:
+        return
+    layers = [(name,) for name in types] if by_layer else [()]
+    device = next(module.buffers()).device
+    positions = torch.tensor([[0, 1, 77, 4095]], device=device)
+    if not _STATIC_ROPE_TYPES.issuperset(types.values() if by_layer else [types]):
+        return
+    like = torch.zeros(1, device=device)
+    expected = [part for layer in layers for part in module(like, positions, *layer)]
+    module.__class__ = _fused_class(kind, FusedRotary)
+    module.__dict__["_ops"] = ops
+    found = [part for layer in layers for part in module(like, positions, *layer)]
+    alike = all(ours.shape == theirs.shape for ours, theirs in zip(found, expected, strict=True))
+    if not alike or not all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True)):
+        module.__class__ = kind
+        del module.__dict__["_ops"]
+
+
+@cache
+def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (fused, kind), {})
+
+
+def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
+    """Runs a layer, or its attention, on the first rows of one sequence; returns output and stored keys and values."""
+    weight = layer.self_attn.q_proj.weight
+    hidden = _rows(weight.shape[1], weight)
+    positions = torch.arange(_NUM_ROWS, device=weight.device)
+    shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
+    cache = tuple(torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
+    angles = positions[:, None] / torch.arange(1, attention.key_dim // 2 + 1, device=weight.device)
+    turned = tuple(part.repeat(1, 2).to(weight.dtype)[None] for part in (angles.cos(), angles.sin()))
+    tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
+    segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
+    caches = {layer.self_attn.layer_idx: cache}
+    packed = first_result("pack_segments", [segment], weight.dtype)
+    rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
+    given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
+    if is_whole:
+        out = layer(hidden[None], **given)
+    else:  # the MLP is left out, because rounding might change a router's choice of experts
+        out, _ = layer.self_attn(layer.input_layernorm(hidden)[None], attention_mask=None, **given)
+    return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
+
+
+def _rows(size: int, like: Tensor) -> Tensor:
+    """Returns random rows of increasing magnitude.
+
+    With such rows, an epsilon added at another point of the computation changes the result.
+    """
+    rows = torch.randn(_NUM_ROWS, size, generator=torch.Generator().manual_seed(0))
+    return (rows * torch.logspace(-3, 2, _NUM_ROWS)[:, None]).to(like.device, like.dtype)
+
+
+def _alike(ours: Tensor, theirs: Tensor) -> bool:
+    distance = (ours.float() - theirs.float()).norm(dim=-1)
+    return bool((distance <= _TOLERANCE[ours.dtype] * theirs.float().norm(dim=-1)).all())

@@ -1,0 +1,1 @@
+"""Masks of allowed tokens: bad words of several tokens, and masks of a round's trees."""

@@ -1,0 +1,1 @@
+"""Memory that engines of this machine have reserved and not used yet."""

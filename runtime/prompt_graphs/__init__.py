@@ -1,0 +1,1 @@
+"""CUDA graphs of a verifier's rounds with prompt chunks."""

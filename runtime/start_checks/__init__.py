@@ -1,0 +1,1 @@
+"""Tests of kernels, captured graphs and drafter at start."""
