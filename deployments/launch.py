@@ -26,7 +26,6 @@ from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments import ray_cluster
 from wingbeat.deployments.app import ROUTER, build_at, verifier_names
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cluster_room import check_in_cluster
 from wingbeat.deployments.door import Door
 from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.host_names import url_of
@@ -322,7 +321,8 @@ class ServedApplication:
         try:
             for take_gpus in hooks("take_gpus"):
                 self._config = take_gpus(self._config, True, self._say)
-            check_in_cluster(self._config)
+            for check_in_cluster in hooks("check_in_cluster"):
+                check_in_cluster(self._config)
         except ValueError as error:
             raise StartError(str(error)) from None
 

@@ -11,6 +11,9 @@ Settings:
 - `model_settings`: like `settings`, for `ModelOptions`, which commands without a server have too.
 - `check_settings(config)`: raises ValueError, one line, for contradictions between fields.
 - `check_before_start(config)`: raises ValueError, one line, for what this machine lacks, before anything is deployed.
+- `check_start(config, host, port, address, here)`: raises ValueError or OSError, one line, for a start that cannot
+  succeed; `here` is whether the whole application runs on this machine.
+- `check_in_cluster(config)`: raises ValueError, one line, if the nodes of the Ray cluster cannot hold the application.
 - `check_memory(config, file)`: raises ValueError, one line, if this machine has too little memory; called only if the
   whole application runs on this machine.
 - `ram_settings`: names of settings that bound the RAM of a router.
@@ -26,6 +29,8 @@ Settings:
 
 The command and HTTP:
 
+- `check_arguments(args, takes_folder)`: raises `cli.options.UserError` for words of a command line, before the options
+  of the command are imported; `takes_folder` is whether the first word is a folder.
 - `add_commands(app)`: adds commands of `wingbeat`, see `cli.main`.
 - `words_of_serve(args, settings)`: translates the arguments of `wingbeat serve` to options of `settings`; returns
   the options, and a line about each argument that is ignored.
@@ -98,11 +103,12 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
-    *("memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
-    *("grammars", "ranks", "embeddings", "api.tokens", "api.token_generation", "api.description", "api.foreign"),
-    *("api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans", "round_traces"),
-    *("prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models"),
-    *("one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations", "suffix_beside"),
+    *("start_checks", "memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings"),
+    *("learning", "grammars", "ranks", "embeddings", "api.tokens", "api.token_generation", "api.description"),
+    *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
+    *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
+    *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
+    "suffix_beside",
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

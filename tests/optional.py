@@ -102,8 +102,12 @@ FEATURES = {
         ),
         needs=("local",),
     ),
+    "start_checks": Feature(
+        ("deployments/start_checks", "tests/deployments/start_checks"),
+    ),
     "memory_check": Feature(
         ("deployments/memory_check", "tests/deployments/memory_check"),
+        needs=("start_checks",),
         words=("of memory are free", "this machine has"),
     ),
     "doctor": Feature(

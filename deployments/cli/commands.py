@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import model_command
 from wingbeat.deployments.cli.panels import GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_log
+from wingbeat.deployments.parts import hooks
 from wingbeat.kernels.parts import load_function
 
 READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -61,8 +61,6 @@ def add_late_command(
     """Adds a command. The modules that define its options take seconds to import, so they are imported only when the
     command runs.
 
-    Missing folders are reported before the options are imported.
-
     Args:
         options: import path `module:Class` of the command's settings class.
         run: function `run(config, **own)`, see `options.model_command`; its docstring is the command's help text.
@@ -71,7 +69,8 @@ def add_late_command(
     """
 
     def command(context: typer.Context) -> None:
-        check_named_folders(context.args, takes_folder)
+        for check_arguments in hooks("check_arguments"):
+            check_arguments(context.args, takes_folder)
         own = new_app(run.__doc__)
         own.command(cls=GroupedCommand)(model_command(load_function(options), run, arguments=arguments))
         if code := own(context.args, prog_name=context.command_path, standalone_mode=False):

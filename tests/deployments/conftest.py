@@ -40,7 +40,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake_ray(monkeypatch: pytest.MonkeyPatch):
     """Puts a `FakeRay` in Ray's and Serve's place; this process's own handlers come back afterwards."""
     from tests.deployments.fake_ray import FakeRay
-    from wingbeat.deployments import cluster_room, launch, ray_cluster
+    from wingbeat.deployments import launch, ray_cluster
     from wingbeat.deployments.door import Door
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -61,7 +61,6 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(ray_cluster, "PROCESS_GRACE_S", 0.0)
         monkeypatch.setattr(ray_cluster, "descendants", lambda pid: [])
         monkeypatch.setattr(launch, "hooks", lambda name: ())  # which would ask Ray for its GPUs
-        monkeypatch.setattr(cluster_room, "node_resources", lambda: fake.nodes)
         monkeypatch.setattr(launch, "POLL_S", 0.01)
         monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
         monkeypatch.setattr(launch, "descendants", lambda pid: [])

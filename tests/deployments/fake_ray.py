@@ -41,7 +41,6 @@ class FakeRay:
         node = SimpleNamespace(
             is_head=lambda: not attached, get_session_dir_path=lambda: "/session", all_processes=self.head
         )
-        self.nodes: list[dict[str, float]] = [{"CPU": 8.0, "GPU": 8.0, "node:__internal_head__": 1.0}]
         """All resources of each."""
         self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.deployments.fake_ray import REPORT
 from tests.ports import free_port
-from wingbeat.deployments import cluster_room, head_watch, launch
+from wingbeat.deployments import head_watch, launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import DoorError, bind
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
@@ -20,15 +20,6 @@ from wingbeat.deployments.router import warn_if_open
 from wingbeat.deployments.start_up import ready_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
-
-
-def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fake_ray, monkeypatch):
-    fake = fake_ray()
-    monkeypatch.setattr(cluster_room, "node_gpus", lambda: [0.0])
-    with pytest.raises(StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
-        ServedApplication(ON_GPU).start()
-    assert "run" not in fake.calls
 
 
 @pytest.mark.parametrize(

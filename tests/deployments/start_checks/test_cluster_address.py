@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli import preflight
+from wingbeat.deployments.start_checks import preflight
 
 TOO_LONG = AppConfig(max_model_len=1_000_000)
 """Refused as soon as the model is looked at."""

@@ -25,13 +25,13 @@ from tests.deployments.engine_in_process import build_in_process
 from tests.optional import kept
 from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.options import UserError, build_config
+from wingbeat.deployments.start_checks import preflight
+from wingbeat.deployments.start_checks.tokenizer_check import check_tokenizer_file
 from wingbeat.runtime.drafters.choice import FALLBACK
-from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 300, 16, 2, 512
-DEMO_HEAD = Path(__file__).parents[2] / "examples" / "demo_pair" / "drafter"
+DEMO_HEAD = Path(__file__).parents[3] / "examples" / "demo_pair" / "drafter"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 Edit = Callable[[Path], object]
 

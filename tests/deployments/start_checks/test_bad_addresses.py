@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from wingbeat.deployments.cli import preflight
+from wingbeat.deployments.start_checks import preflight
 
 
 @pytest.mark.parametrize("option", ["SO_REUSEADDR", "SO_REUSEPORT"])

@@ -5,16 +5,14 @@ find are reported by the engine when it loads the checkpoint.
 """
 
 import errno
-import os
 import socket
-from pathlib import Path
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import bind
 from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.start_checks.tokenizer_check import check_tokenizer_file
 from wingbeat.kernels.parts import load_function
-from wingbeat.runtime.drafters.choice import KINDS, DrafterChoice, holds_modules
-from wingbeat.runtime.tokenizer_file import check_tokenizer_file
+from wingbeat.runtime.drafters.choice import KINDS, holds_modules
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -23,11 +21,13 @@ class PreflightError(ValueError):
     """The application cannot start; the message is one line that names the setting or the file to change."""
 
 
-def check(config: AppConfig, host: str, port: int, address: str | None = None) -> None:
+def check(config: AppConfig, host: str, port: int, address: str | None = None, here: bool = True) -> None:
     """Refuses a start that cannot succeed.
 
-    If a running cluster is joined, memory, GPUs and modules are not checked, because the application may run on other
-    machines. In a cluster given by `address`, Serve may already listen on the port, so the port is not checked either.
+    In a cluster given by `address`, Serve may already listen on the port, so the port is not checked.
+
+    Args:
+        here: whether the application will run on this machine only; otherwise memory, GPUs and modules are not checked.
 
     Raises:
         ValueError, OSError: the start cannot succeed; the message is one line that names the setting, the file or the
@@ -38,7 +38,7 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
     else:
         _check_cluster(address)
     for one in config.served():
-        _check_model(one, is_here(address))
+        _check_model(one, here)
 
 
 def _check_model(config: AppConfig, here: bool) -> None:
@@ -106,35 +106,12 @@ def check_positions(config: AppConfig, name: str, num_positions: int | None) -> 
 def _check_drafter_name(config: AppConfig, here: bool) -> None:
     """Checks a drafter for mistakes that can be found without imports."""
     choice = config.choice()
-    if not drafter_is_ours(config, choice, here):
-        return
     kind = KINDS.get(choice.kind)
-    if kind is None:
+    # A user's class can be checked only if the application runs on this machine.
+    if kind is None or config.drafter_factory is not None or (choice.is_class and not here):
         return
     if kind.find_problem is not None and (problem := load_function(kind.find_problem)(choice.source)) is not None:
         raise PreflightError(f"drafter {choice.source}: {problem}")
     if kind.modules is not None and not holds_modules(kind, config.model_dir()):
         name = kind.name
         raise PreflightError(f"drafter is {name!r}: {config.model_dir()} has no {name.upper()} module that can be read")
-
-
-def drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
-    """Returns whether the drafter can be checked on this machine.
-
-    A drafter from a `drafter_factory` cannot be checked. A user's class can be checked only if the application runs on
-    this machine (`here`).
-    """
-    return config.drafter_factory is None and (here or not choice.is_class)
-
-
-def is_here(address: str | None) -> bool:
-    """Returns whether the application will run on this machine only, so that its resources can be checked here."""
-    return address is None and not _joins_cluster()
-
-
-def _joins_cluster() -> bool:
-    """Returns whether Ray will join a running cluster, according to the environment variable and the file that Ray
-    itself reads.
-    """
-    folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
-    return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()

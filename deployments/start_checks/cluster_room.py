@@ -1,7 +1,8 @@
 """Checks before deployment that the nodes of a Ray cluster have enough resources for an application."""
 
-from wingbeat.cluster.placement import Group, check_node_gpus, check_room, node_gpus, node_resources, pair_bundles
+from wingbeat.cluster.placement import pair_bundles
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
+from wingbeat.deployments.start_checks.room import Group, check_node_gpus, check_room, node_gpus, node_resources
 
 
 def check_in_cluster(config: AppConfig) -> None:
