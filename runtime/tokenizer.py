@@ -200,9 +200,11 @@ class Tokenizer:
         """Returns the vocabulary entry of each token, as text."""
         return self.hugging_face.convert_ids_to_tokens(list(token_ids))
 
-    def ends_of_turns(self) -> frozenset[int]:
-        """Returns the eos token, and the special token that the chat template writes after an answer."""
-        ends = {self.hugging_face.eos_token_id} - {None}
+    def ends_of_turns(self, vocab_size: int) -> frozenset[int]:
+        """Returns the eos token, and the special token that the chat template writes after an answer, if they belong to
+        the model's vocabulary.
+        """
+        ends: set[Any] = {self.hugging_face.eos_token_id} - {None}
         try:
             turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
             written = self.render_chat(turns, {"add_generation_prompt": False}) if self.chat_template else ""
@@ -211,7 +213,8 @@ class Tokenizer:
         behind = written.rpartition(_MARK)[2].lstrip()
         special = {token.content: token_id for token_id, token in self.hugging_face.added_tokens_decoder.items()}
         first = max((text for text in special if text and behind.startswith(text)), key=len, default=None)
-        return frozenset(ends if first is None else {*ends, special[first]})
+        ends |= set() if first is None else {special[first]}
+        return frozenset(end for end in ends if end < vocab_size)
 
     def describe(self) -> dict[str, Any]:
         """Returns special tokens and chat template, under the names of `tokenizer_config.json`."""

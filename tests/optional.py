@@ -164,6 +164,7 @@ FEATURES = {
         ),
         words=("/v1/embeddings", "embeddings"),
     ),
+    "generation_rules": Feature(("runtime/generation_rules", "tests/deployments/generation_rules")),
     "tokens": Feature(
         ("deployments/api/tokens", "tests/deployments/api/endpoints/test_token_routes.py"),
         words=("/tokenize", "/detokenize", "/tokenizer_info"),

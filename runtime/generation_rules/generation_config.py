@@ -1,22 +1,21 @@
 """Reads generation_config.json: rules that apply to every request, and fields that are not applied.
 
-Fields that end a text or ban tokens apply to every request, as in transformers. Sampling fields are left to each
-request. All other fields that would affect the generated text are ignored; their names are reported once at startup.
+Fields that ban tokens or set a minimum length apply to every request, as in transformers. Sampling fields are left to
+each request. All other fields that would affect the generated text are ignored; their names are reported at startup.
 This module imports no torch.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wingbeat.runtime import config_numbers
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields
 
-if TYPE_CHECKING:
-    from wingbeat.runtime.tokenizer import Tokenizer
-
+logger = logging.getLogger(__name__)
 FILE = "generation_config.json"
 HONOURED = frozenset(
     {
@@ -68,7 +67,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 class TextRules:
     """Rules from a model's own files that apply to every request."""
 
-    eos_token_ids: frozenset[int] = frozenset()
     banned: tuple[int, ...] = ()
     banned_first: tuple[int, ...] = ()
     """Token ids that must not begin an answer."""
@@ -97,13 +95,22 @@ class TextRules:
         return replace(request, params=replace(params, **changed)) if changed else request
 
 
-def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = None) -> TextRules:
+def request_rules(folder: Path, vocab_size: int) -> Callable[[Request], Request]:
+    """Returns `TextRules.applied` of a checkpoint's folder, and logs the fields that are not applied.
+
+    Raises the errors of `read_rules`.
+    """
+    rules = read_rules(folder, vocab_size)
+    if rules.not_applied:
+        logger.warning("%s", rules.not_applied)
+    return rules.applied
+
+
+def read_rules(folder: Path, vocab_size: int) -> TextRules:
     """Reads the rules for every request from a checkpoint's folder.
 
     Args:
         vocab_size: size of the model's vocabulary; token ids beyond this size are never generated.
-        tokenizer: tokenizer of the folder. The tokenizer's eos token, and the token that the chat template writes after
-            an answer, end texts.
 
     Raises:
         ModelCheckpointError: the file cannot be read, or a field has an impossible value; the message is one line that
@@ -115,10 +122,8 @@ def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = No
         raise ModelCheckpointError(f"{file}: {problem}")
     read = _Reader(file, fields, vocab_size)
     biased = read.biases("sequence_bias")
-    ends = set() if tokenizer is None else set(tokenizer.ends_of_turns())
-    eos = frozenset(read.ids("eos_token_id"))
+    eos = read.ids("eos_token_id")
     return TextRules(
-        eos_token_ids=frozenset(end for end in ends if end < vocab_size) | eos,
         banned=read.ids("suppress_tokens"),
         banned_first=read.ids("begin_suppress_tokens"),
         # Bad words that consist of a single end-of-text token are dropped, as transformers does.

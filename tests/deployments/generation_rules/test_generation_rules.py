@@ -13,11 +13,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.choice import FALLBACK
-from wingbeat.runtime.generation_config import BY_REQUEST, HONOURED, NOT_APPLIED, WITHOUT_EFFECT, read_rules
+from wingbeat.runtime.generation_rules.generation_config import (
+    BY_REQUEST,
+    HONOURED,
+    NOT_APPLIED,
+    WITHOUT_EFFECT,
+    read_rules,
+)
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_files import ModelCheckpointError
-from wingbeat.runtime.tokenizer import Tokenizer
 
 PROMPT, NUM_TOKENS, VOCAB = [40, 41, 42, 43], 12, 257
 SETS = {"honoured": HONOURED, "by request": BY_REQUEST, "not applied": NOT_APPLIED, "without effect": WITHOUT_EFFECT}
@@ -117,25 +122,3 @@ def test_a_start_names_what_is_not_applied(tiny_model: Path, tmp_path: Path, cap
     (line,) = (one.getMessage() for one in caplog.records if "generation_config.json" in one.getMessage())
     assert "temperature 0.6" in line
     assert "forced_eos_token_id" in line
-
-
-TURNS = {
-    "chatml": ("<|im_start|>{role}\n{content}<|im_end|>\n", "<|im_end|>"),
-    "llama 3": ("<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>", "<|eot_id|>"),
-    "gemma": ("<start_of_turn>{role}\n{content}<end_of_turn>\n", "<end_of_turn>"),
-    "phi": ("<|{role}|>\n{content}<|end|>\n", "<|end|>"),
-}
-
-
-@pytest.mark.parametrize("family", TURNS)
-def test_the_token_that_ends_a_turn_ends_a_text(family: str, tiny_model: Path, tmp_path: Path):
-    written, end = TURNS[family]
-    tokenizer = Tokenizer.load(tiny_model)
-    tokenizer.hugging_face.add_special_tokens({"additional_special_tokens": [end, "<|im_start|>"]})
-    body = written.replace("{role}", "{{ m['role'] }}").replace("{content}", "{{ m['content'] }}")
-    tokenizer.hugging_face.chat_template = f"{{% for m in messages %}}{body}{{% endfor %}}"
-    token_id = tokenizer.hugging_face.convert_tokens_to_ids(end)
-    assert tokenizer.ends_of_turns() == {0, token_id}
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
-    assert read_rules(tmp_path, 1000, tokenizer).eos_token_ids == {0, 5, token_id}
-    assert read_rules(tmp_path, 100, tokenizer).eos_token_ids == {0, 5}
