@@ -10,7 +10,6 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
-from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
@@ -44,7 +43,8 @@ class ModelFront:
             may_sleep=config.may_sleep(),
             grace_s=config.shutdown_timeout_s,
         )
-        self.own = RouterFigures(router_id, lambda: self.pool.num_admitted)
+        self.own = first_result("router_figures", router_id, lambda: self.pool.num_admitted)
+        """The router's own figures of this model; None if no part measures them."""
         self.figures = FleetFigures(config.model_name(), lambda: self.pool.engine_ids, self._stats, self.own)
 
     async def start(self) -> None:
@@ -83,5 +83,5 @@ class ModelFront:
             of_parts=merged("surface", config),
         )
 
-    def _stats(self, engine_id: str, report: dict[str, Any]) -> Awaitable[dict[str, Any]]:
+    def _stats(self, engine_id: str, report: dict[str, Any] | None) -> Awaitable[dict[str, Any]]:
         return self.source.call(engine_id, "stats", report=report)

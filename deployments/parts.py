@@ -61,6 +61,9 @@ The command and HTTP:
 - `error_body(path, error)`: body of an error on the part's routes, if it has another form than OpenAI's.
 - `request_watcher(config)`: an `api.guard.RequestWatcher` that sees every request.
 - `families(snapshot)`: Prometheus metric families.
+- `router_figures(router_id, num_admitted)`: a router's figures of its requests to one model, as
+  `metrics.fleet_figures.OwnFigures`, `api.completions.ClientFigures` and `api.guard.RequestWatcher`.
+- `router_reports()`: object of an engine whose `exchange(report)` stores a router's report and returns figures.
 - `live_settings`: fields of `LiveOptions`, in the form of `settings`.
 - `follow_live(fronts)`: object whose `apply(live)` applies a router's `LiveOptions`, called before the models' own.
 
@@ -108,7 +111,7 @@ PARTS = (
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
     *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
-    "suffix_beside",
+    *("suffix_beside", "client_metrics"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

@@ -81,12 +81,11 @@ class Router(RouterBase):
 
     def _new_monitor(self) -> Monitor:
         config, fronts = self._config, self._fronts
-        watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
-
         # HTTP answers belong to the router and not to a model, so they are counted only in the figures of the first
         # model.
+        watchers = [fronts[0].own, *(made(config) for made in hooks("request_watcher"))]
         fleets = [front.figures for front in fronts]
-        return Monitor(fronts[0].own, fleets, watchers, config.access_log)
+        return Monitor(fleets, [watcher for watcher in watchers if watcher is not None], config.access_log)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's hook, called after a start and for each new `user_config`: applies the live settings.

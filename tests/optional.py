@@ -189,7 +189,9 @@ FEATURES = {
     ),
     "round_traces": Feature(("deployments/round_traces", "tests/deployments/round_traces"), words=("/trace",)),
     "spans": Feature(
-        ("deployments/spans", "tests/deployments/spans"), words=("otlp_traces_endpoint", "--otlp-traces-endpoint")
+        ("deployments/spans", "tests/deployments/spans"),
+        needs=("client_metrics",),
+        words=("otlp_traces_endpoint", "--otlp-traces-endpoint"),
     ),
     "prefixes": Feature(
         (
@@ -419,7 +421,14 @@ FEATURES = {
             "tests/deployments/several_models/test_gpus_of_several.py",
         ),
     ),
-    "ray_metrics": Feature(("deployments/ray_metrics", "tests/deployments/ray_metrics", "examples/grafana_ray.json")),
+    "client_metrics": Feature(
+        ("deployments/client_metrics", "tests/deployments/client_metrics"),
+        words=("vllm", "wingbeat_router_requests", "wingbeat_router_answers", "wingbeat_router_answers_total"),
+    ),
+    "ray_metrics": Feature(
+        ("deployments/ray_metrics", "tests/deployments/ray_metrics", "examples/grafana_ray.json"),
+        needs=("client_metrics",),
+    ),
     "shared_drafters": Feature(
         (
             *("deployments/shared_drafters", "runtime/drafters/draft_room.py", "cluster/channels/any_bell.py"),

@@ -21,7 +21,6 @@ from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import show_log
-from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
@@ -66,7 +65,7 @@ class Verifier(LiveReplica):
         self._names = Names()
         """Named objects that requests may use, kept for routers that connect later and for engines that start later."""
         self._seen_at: dict[str, float] = {}
-        self._reports = RouterReports()
+        self._reports = first_result("router_reports")
         self._tasks: list[asyncio.Task] = []
         self._config = config
         address = first_result("address", config)
@@ -167,7 +166,7 @@ class Verifier(LiveReplica):
         """Return the engine's figures, the ids of its processes, and reports of routers.
 
         Args:
-            report: `RouterFigures.report` of the calling router.
+            report: report of the calling router, see the hook `router_figures`.
 
         Raises:
             WrongEngine: this is another engine.
@@ -175,8 +174,7 @@ class Verifier(LiveReplica):
         """
         if engine_id is not None:
             self._check(engine_id)
-        if report is not None:
-            self._reports.add(report)
+        reported = {} if self._reports is None else self._reports.exchange(report)
         client = self._engines.client
         life = self._engines.life
         figures, supervisor = await client.call("figures"), life.supervisor
@@ -200,8 +198,7 @@ class Verifier(LiveReplica):
             "weights": client.weights,
             "recording": figures.recording,
             **of_parts,
-            "clients": self._reports.clients(),
-            "routers": self._reports.routers(),
+            **reported,
         }
 
     async def report(self) -> dict[str, Any]:

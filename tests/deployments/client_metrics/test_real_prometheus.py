@@ -26,7 +26,7 @@ PATIENCE_S = 30.0
 def served(monitor: Monitor) -> Iterator[str]:
     """The application over a socket; yields its host and port."""
     port = free_port()
-    app = create_app(CompletionService(FakePool(), TOKENIZER, figures=monitor.own), monitor=monitor)
+    app = create_app(CompletionService(FakePool(), TOKENIZER, figures=monitor.watchers[0]), monitor=monitor)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

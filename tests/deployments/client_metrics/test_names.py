@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
 from tests.optional import FEATURES, is_deleted, is_gone
-from wingbeat.deployments.metrics import vllm_families
+from wingbeat.deployments.metrics import rows
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.runtime.engine.engine_stats import EngineStats
@@ -97,7 +97,7 @@ def test_every_row_has_a_value_in_this_world(families):
 
 def collected(caplog, figures: dict[str, Any]) -> set[str]:
     """Names of families with a row; log records are in `caplog`."""
-    vllm_families.say_missing.cache_clear()
+    rows.say_missing.cache_clear()
     replicas = {"clients": None, "routers": {}, "drafter_lacks_room": False, "weights": ""}
     replicas |= {"num_engine_restarts": 0, "self_test": None}
     snapshot = FleetSnapshot("demo", {"a": figures | replicas})

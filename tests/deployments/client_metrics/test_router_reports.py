@@ -1,7 +1,7 @@
 """Counts reported by routers are never lost and never counted twice."""
 
-from wingbeat.deployments.metrics.client_figures import RouterFigures
-from wingbeat.deployments.metrics.router_reports import GONE_S, RECENT_S, RouterReports
+from wingbeat.deployments.client_metrics.client_figures import RouterFigures, one_two_five
+from wingbeat.deployments.client_metrics.router_reports import GONE_S, RECENT_S, RouterReports
 
 
 class World:
@@ -87,3 +87,9 @@ def test_an_engine_that_no_client_used_has_no_latencies():
     assert world.reports.clients() is None
     world.report("r1")
     assert world.reports.clients() is None
+
+
+def test_bounds_of_token_numbers_stop_at_the_context():
+    assert one_two_five(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert one_two_five(4096)[-1] == 2000
+    assert one_two_five(1) == (1,)

@@ -22,6 +22,12 @@ class RouterReports:
         self._reports: dict[str, tuple[float, dict[str, Any]]] = {}
         self._gone: dict[str, Any] | None = None
 
+    def exchange(self, report: dict[str, Any] | None) -> dict[str, Any]:
+        """Stores a calling router's report, if there is one; returns the figures that all routers have reported."""
+        if report is not None:
+            self.add(report)
+        return {"clients": self.clients(), "routers": self.routers()}
+
     def add(self, report: dict[str, Any]) -> None:
         """Stores a report, unless a newer report of the same router is already stored."""
         now, router_id = self._clock(), report["router_id"]

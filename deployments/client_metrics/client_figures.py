@@ -1,19 +1,39 @@
 """Figures that the router measures as a client of the engines: latencies and finish reasons of requests for each
-engine, and timings of an answer.
+engine.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
-from wingbeat.deployments.request_context import current
-from wingbeat.runtime.metrics import CHOICES, FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
+from starlette.types import Scope
+
+from wingbeat.deployments.api.answers.generation import ChoiceDelta
+from wingbeat.deployments.api.guard import RequestWatcher
+from wingbeat.deployments.request_context import RequestContext, current
+from wingbeat.runtime.metrics import REQUEST_S, Histogram
 from wingbeat.runtime.scheduling.request import Request
 
+# Bounds of histograms, which are vLLM's.
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
+    *(80.0, 160.0, 640.0, 2560.0),
+)
+PER_TOKEN_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+CHOICES = (1, 2, 5, 10, 20)
 ENDS = ("stop", "length", "abort", "error")
 """vLLM's finish reasons. "abort": the client disconnected. "error": the client got no tokens, or not all tokens."""
+
+
+def one_two_five(limit: int) -> tuple[int, ...]:
+    """Returns the bounds 1, 2, 5, 10, 20, 50 and so on up to `limit`, for numbers of tokens."""
+    powers = (10**exponent for exponent in range(len(str(limit))))
+    return tuple(bound for power in powers for bound in (power, 2 * power, 5 * power) if bound <= limit)
 
 
 @dataclass
@@ -122,8 +142,8 @@ class ClientWatch:
             engine.time_per_output_token_s.observe((self.last_token_at - self.first_token_at) / (self.num_tokens - 1))
 
 
-class RouterFigures:
-    """Figures of one router since its start.
+class RouterFigures(RequestWatcher):
+    """Figures of one router since its start. As a watcher of requests, the object counts HTTP answers.
 
     Args:
         router_id: id of the router.
@@ -150,9 +170,25 @@ class RouterFigures:
             self._by_engine[engine_id] = ClientFigures(max_model_len)
         return self._by_engine[engine_id]
 
-    def answered(self, status: int) -> None:
-        """Counts an HTTP answer."""
-        self.answers[str(status)] = self.answers.get(str(status), 0) + 1
+    async def measured(
+        self,
+        deltas: AsyncGenerator[ChoiceDelta, None],
+        request: Request,
+        max_model_len: int,
+        num_choices: int,
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        """Yields a choice's deltas and measures the choice."""
+        with self.watch(request, max_model_len, num_choices) as watch:
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)
+                    if delta.finish_reason is not None:
+                        watch.end = str(delta.finish_reason)
+                    yield delta
+
+    def ended(self, scope: Scope, context: RequestContext) -> None:
+        """Counts an HTTP answer by its status."""
+        self.answers[str(context.status)] = self.answers.get(str(context.status), 0) + 1
 
     def report(self, engine_id: str) -> dict[str, Any]:
         """Returns this router's report for an engine.
@@ -177,60 +213,3 @@ class RouterFigures:
         """Removes the figures of engines that no longer exist."""
         for engine_id in self._by_engine.keys() - live:
             del self._by_engine[engine_id]
-
-
-FIELDS = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second")
-
-
-class Timings:
-    """Timings of one answer, measured from the arrival of its request.
-
-    Args:
-        num_choices: choices of the request.
-        clock: returns seconds; must be the clock of `RequestContext.arrived_at`.
-    """
-
-    def __init__(self, num_choices: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        context = current()
-        self._arrived_at = clock() if context is None else context.arrived_at
-        self._first_at: list[float | None] = [None] * num_choices
-        self._last_at = [0.0] * num_choices
-        self._num_tokens = [0] * num_choices
-        self._queue_s = 0.0
-
-    def add(self, index: int, num_tokens: int, queue_s: float) -> None:
-        """Records new tokens of a choice; called once per message."""
-        self._queue_s = max(self._queue_s, queue_s)
-        if not num_tokens:
-            return
-        now = self._clock()
-        if self._first_at[index] is None:
-            self._first_at[index] = now
-        self._last_at[index] = now
-        self._num_tokens[index] += num_tokens
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the timing fields of an answer's `metrics`, in milliseconds and tokens/s; a field that cannot be
-        computed is null. The field `speculative_decoding` of `metrics` is not included.
-        """
-        begun = [(first, last) for first, last in zip(self._first_at, self._last_at, strict=True) if first is not None]
-        if not begun:
-            return dict.fromkeys(FIELDS)
-        first_at, last_at = min(first for first, _ in begun), max(self._last_at)
-        # The times between tokens are measured separately for each choice, because choices run concurrently.
-        num_gaps = sum(self._num_tokens) - len(begun)
-        gaps_s = sum(last - first for first, last in begun)
-        total_s = last_at - self._arrived_at
-        values = (
-            _ms(first_at - self._arrived_at),
-            _ms(last_at - first_at),
-            _ms(self._queue_s),
-            _ms(gaps_s / num_gaps) if num_gaps else None,
-            round(sum(self._num_tokens) / total_s, 3) if total_s else None,
-        )
-        return dict(zip(FIELDS, values, strict=True))
-
-
-def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 3)

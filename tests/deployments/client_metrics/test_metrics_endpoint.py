@@ -1,34 +1,17 @@
 """`GET /metrics`: vLLM's names over all engines, at every router; a hanging engine delays no scrape."""
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import httpx
-from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
+from tests.deployments.metrics.test_scrapes import samples, samples_of
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.metrics.client_figures import RouterFigures
-from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
-
-
-def samples(text: str) -> dict[tuple[str, ...], float]:
-    """By name and label values, in the order of the labels' names."""
-    return samples_of(text_string_to_metric_families(text))
-
-
-def samples_of(families: Iterable[Metric]) -> dict[tuple[str, ...], float]:
-    """As `samples`, of families that were read already."""
-    return {
-        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in families
-        for sample in family.samples
-    }
 
 
 def scraped(monitor: Monitor) -> dict[tuple[str, ...], float]:
@@ -162,42 +145,6 @@ def test_every_router_shows_what_the_clients_of_all_routers_saw():
         assert got["vllm:time_to_first_token_seconds_count", "a", "demo"] == 3
         assert got["wingbeat_router_answers_total", "r1", "200"] == 1
         assert got["wingbeat_router_answers_total", "r2", "200"] == 2
-
-
-def test_an_engine_that_does_not_answer_is_left_out_and_said():
-    async def scenario() -> dict[tuple[str, ...], float]:
-        engines = Engines(a=engine_stats(), stuck=engine_stats(), gone=engine_stats())
-
-        async def ask(engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
-            if engine_id == "stuck":
-                await asyncio.Event().wait()
-            if engine_id == "gone":
-                raise ConnectionError("killed by the test")
-            return await engines.ask(engine_id, report)
-
-        own = RouterFigures("r1")
-        fleet = FleetFigures("demo", lambda: frozenset(engines.stats), ask, own, patience_s=0.05)
-        return samples((await Client(Monitor(own, (fleet,))).get()).text)
-
-    got = asyncio.run(scenario())
-    assert {name[1] for name in got if name[0] == "vllm:num_requests_running"} == {"a"}
-    ups = {name[1]: value for name, value in got.items() if name[0] == "wingbeat_engine_up"}
-    assert ups == {"a": 1, "stuck": 0, "gone": 0}
-
-
-def test_scrapes_of_a_moment_ask_the_engines_once():
-    async def scenario() -> tuple[int, int]:
-        now = [100.0]
-        engines = Engines(a=engine_stats(), b=engine_stats())
-        client = Client(engines.monitor(clock=lambda: now[0]))
-        await asyncio.gather(*(client.get() for _ in range(5)))
-        await client.get()
-        first = engines.num_asked
-        now[0] += 2.0
-        await client.get()
-        return first, engines.num_asked
-
-    assert asyncio.run(scenario()) == (2, 4)
 
 
 PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"

@@ -1,21 +1,14 @@
 """Metrics under vLLM's names, so that vLLM's dashboards and benchmarks work."""
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import Metric
 
+from wingbeat.deployments.client_metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.families import counter, gauge, histogram
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-
-logger = logging.getLogger(__name__)
-LABELS = ("model_name", "engine")
-Read = Callable[[dict[str, Any]], Any]
-"""Function that reads one figure from an engine's figures. The result is None if the figure has no value; KeyError is
-raised if the engine does not report the figure.
-"""
+from wingbeat.deployments.metrics.rows import LABELS, Read, by_key, figure, in_labels, rows
 
 
 def kv_usage(figures: dict[str, Any]) -> float:
@@ -23,19 +16,6 @@ def kv_usage(figures: dict[str, Any]) -> float:
     # Block 0 is not counted, because it is reserved for writes that belong to no sequence.
     usable = figures["num_blocks"] - 1
     return (usable - figures["num_free_blocks"]) / usable
-
-
-def figure(*path: str) -> Read:
-    """Returns a reader of a nested figure; the reader returns None if a value on the path is None."""
-
-    def read(figures: dict[str, Any]) -> Any:
-        for name in path:
-            if figures is None:
-                return None
-            figures = figures[name]
-        return figures
-
-    return read
 
 
 def _drafted(name: str) -> Read:
@@ -94,6 +74,12 @@ HISTOGRAMS: tuple[tuple[str, str, Read], ...] = (
 )
 
 
+def families(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    """Yields all families with vLLM's names, and the families of routers."""
+    yield from vllm_families(snapshot)
+    yield from router_families(snapshot)
+
+
 def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     """Yields all families with vLLM's names."""
     for kind, table in ((gauge, GAUGES), (counter, COUNTERS), (histogram, HISTOGRAMS)):
@@ -120,31 +106,6 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield _cache_config(snapshot)
 
 
-def rows(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Yields (labels, figure) for each engine that reports the figure."""
-    for engine_id, figures in snapshot.engines.items():
-        try:
-            value = read(figures)
-        except (KeyError, TypeError) as error:
-            # Engines of a user's factory, or of another version of Wingbeat, may lack the figure.
-            say_missing(engine_id, repr(error))
-            continue
-        if value is not None:
-            yield (snapshot.model_name, engine_id), value
-
-
-@lru_cache(maxsize=1024)
-def say_missing(engine_id: str, error: str) -> None:
-    """Logs that an engine does not report a figure, once per engine and figure."""
-    logger.warning("Engine %s lacks a figure, so metrics made of it are missing: %s", engine_id, error)
-
-
-def by_key(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the rows of a figure that is a dict; the key is written as an additional label."""
-    for labels, table in rows(snapshot, read):
-        yield from (((*labels, str(key)), value) for key, value in table.items())
-
-
 def _waiting_by_reason(figures: dict[str, Any]) -> dict[str, int]:
     deferred = figures["num_deferred"]
     return {"capacity": figures["num_waiting"] - deferred, "deferred": deferred}
@@ -164,9 +125,33 @@ def _cache_config(snapshot: FleetSnapshot) -> Metric:
     )
 
 
-def in_labels(name: str, text: str, configs: Iterable[tuple[tuple[str, str], dict[str, str]]]) -> Metric:
-    """Makes a gauge with the value 1 for each engine; the labels contain the engine's configuration."""
-    found = list(configs)
-    names = sorted({one for _, config in found for one in config})
-    values = (((*labels, *(config.get(one, "") for one in names)), 1) for labels, config in found)
-    return gauge(name, text, (*LABELS, *names), values)
+def router_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    """Yields the families of all routers."""
+    routers = newest_reports(snapshot).items()
+    yield gauge(
+        "wingbeat_router_requests",
+        "Choices admitted by the router, in engines and in its queue.",
+        ("router",),
+        (((router_id,), figures["num_admitted"]) for router_id, figures in routers),
+    )
+    yield counter(
+        "wingbeat_router_answers",
+        "HTTP answers by status.",
+        ("router", "status"),
+        (((router_id, status), n) for router_id, figures in routers for status, n in figures["answers"].items()),
+    )
+
+
+def newest_reports(snapshot: FleetSnapshot) -> dict[str, dict[str, Any]]:
+    """Returns the newest report of each router among the reports that the engines hold, and this router's figures;
+    empty if no router has taken the snapshot.
+    """
+    if not isinstance(snapshot.own, RouterFigures):
+        return {}
+    newest: dict[str, dict[str, Any]] = {}
+    for figures in snapshot.engines.values():
+        for router_id, router in figures.get("routers", {}).items():
+            if router["number"] > newest.get(router_id, {"number": -1})["number"]:
+                newest[router_id] = router
+    newest[snapshot.own.router_id] = snapshot.own.router_figures()
+    return newest
