@@ -17,7 +17,6 @@ from ray.serve.schema import LoggingConfig
 from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S, WAKING, TokenLoadPolicy
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
-from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.log import level_environment
 from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.parts import first_result, hooks
@@ -81,11 +80,11 @@ def build_placed(config: AppConfig, accelerator_types: Sequence[str | None] = ()
     return build_at(config, None, accelerator_types)
 
 
-def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequence[str | None] = ()) -> Application:
+def build_at(config: AppConfig, door: Any, accelerator_types: Sequence[str | None] = ()) -> Application:
     """Builds the application.
 
-    With a `door` there is one router, on the head node, which listens on the door's socket. With None, routers get
-    requests from Serve's proxy.
+    With the key of a `door`, see the hook `open_door`, there is one router, on the head node, which listens there. With
+    None, routers get requests from Serve's proxy.
 
     Args:
         accelerator_types: for each model, Ray's name of the GPU type for its verifiers; None stands for any type.

@@ -31,6 +31,11 @@ The command and HTTP:
 
 - `check_arguments(args, takes_folder)`: raises `cli.options.UserError` for words of a command line, before the options
   of the command are imported; `takes_folder` is whether the first word is a folder.
+- `wants_door(config)`: whether a router is to listen itself; `open_door(host, port)`: object with `key`, `port` and
+  `close()`, or ValueError, one line. In the router, `key.host` is the address, and `key.listen(app, max_requests)`
+  returns a server with `close(timeout_s)`.
+- `guard_ray(session, processes)`: object with `pid`, `stand_down()` and `close()` that guards the Ray cluster of a
+  launcher; arguments are the folder of the session and Ray's processes by name.
 - `add_commands(app)`: adds commands of `wingbeat`, see `cli.main`.
 - `words_of_serve(args, settings)`: translates the arguments of `wingbeat serve` to options of `settings`; returns
   the options, and a line about each argument that is ignored.
@@ -111,7 +116,7 @@ PARTS = (
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
     *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
-    *("suffix_beside", "client_metrics"),
+    *("suffix_beside", "client_metrics", "front_door", "ray_guard"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

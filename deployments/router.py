@@ -18,8 +18,6 @@ from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.door import DoorKey
-from wingbeat.deployments.http_server import HttpServer
 from wingbeat.deployments.log import set_log_level, show_log
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.model_front import ModelFront
@@ -44,14 +42,12 @@ RouterBase: Any = type("RouterBase", hooks("router_base"), {})
 class Router(RouterBase):
     """Serve deployment of the HTTP API, with an engine pool per model and a FastAPI application on top of the pools."""
 
-    async def __init__(
-        self, config: AppConfig, engines: Sequence[DeploymentHandle], door: DoorKey | None = None
-    ) -> None:
+    async def __init__(self, config: AppConfig, engines: Sequence[DeploymentHandle], door: Any = None) -> None:
         """Starts the router; returns when every model has an engine.
 
         Args:
             engines: handles of the verifiers' deployments, in the order of `config.served()`.
-            door: address at which the router receives the launcher's socket, to listen on it; None if requests come
+            door: key of a door, see the hook `open_door`, at which the router listens itself; None if requests come
                 only from Serve's proxy.
         """
         show_log()
@@ -126,15 +122,12 @@ class Router(RouterBase):
         # `adds_request_id` is False, because Serve's proxy already adds an X-Request-Id to each request and answer.
         return self._application(adds_request_id=False)
 
-    async def _listen(self, door: DoorKey) -> HttpServer:
-        bound = await asyncio.to_thread(door.receive_socket)
+    async def _listen(self, door: Any) -> Any:
         # Without this wait, clients that are already waiting at the socket would get the error that there is no engine.
         deadline = time.monotonic() + CONNECT_S
         while not all(front.pool.healthy() for front in self._fronts) and time.monotonic() < deadline:
             await asyncio.sleep(CONNECT_POLL_S)
-        server = HttpServer(self._application(adds_request_id=True), bound, self._config.max_ongoing_requests)
-        await server.start()
-        return server
+        return await door.listen(self._application(adds_request_id=True), self._config.max_ongoing_requests)
 
     def _application(self, adds_request_id: bool) -> FastAPI:
         config = self._config

@@ -102,8 +102,15 @@ FEATURES = {
         ),
         needs=("local",),
     ),
+    "bound_socket": Feature(("deployments/bound_socket.py",)),
+    "front_door": Feature(
+        ("deployments/front_door", "tests/deployments/front_door"),
+        needs=("bound_socket",),
+    ),
+    "ray_guard": Feature(("deployments/ray_guard", "tests/deployments/ray_guard")),
     "start_checks": Feature(
         ("deployments/start_checks", "tests/deployments/start_checks"),
+        needs=("bound_socket",),
     ),
     "memory_check": Feature(
         ("deployments/memory_check", "tests/deployments/memory_check"),

@@ -8,7 +8,7 @@ import errno
 import socket
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.door import bind
+from wingbeat.deployments.bound_socket import bind
 from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.start_checks.tokenizer_check import check_tokenizer_file
 from wingbeat.kernels.parts import load_function

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from wingbeat.deployments import door as doors
-from wingbeat.deployments.door import Door, DoorError, DoorKey, bind
+from wingbeat.deployments.bound_socket import bind
+from wingbeat.deployments.front_door import door as doors
+from wingbeat.deployments.front_door.door import Door, DoorError, DoorKey
 
 SERVER = """
 import sys
-from wingbeat.deployments.door import DoorKey
+from wingbeat.deployments.front_door.door import DoorKey
 listener = DoorKey(*sys.argv[1:]).receive_socket()
 listener.listen(100)
 print("up", flush=True)

@@ -6,12 +6,18 @@ router calls listen(), connections are refused.
 """
 
 import array
+import asyncio
 import os
 import secrets
 import socket
 import struct
 import threading
 from typing import NamedTuple, Self
+
+from starlette.types import ASGIApp
+
+from wingbeat.deployments.bound_socket import bind
+from wingbeat.deployments.front_door.http_server import HttpServer
 
 HAND_OVER_S = 60.0
 """Maximum seconds to wait for the launcher's socket; on a busy machine the launcher may get no CPU time for a long
@@ -54,6 +60,15 @@ class DoorKey(NamedTuple):
             if not fds:
                 raise DoorError("the launcher has closed its socket")
             return socket.socket(fileno=fds[0])
+
+    async def listen(self, app: ASGIApp, max_requests: int) -> HttpServer:
+        """Receives the launcher's socket and serves the application on it; see `HttpServer`.
+
+        Raises the errors of `receive_socket` and `HttpServer.start`.
+        """
+        server = HttpServer(app, await asyncio.to_thread(self.receive_socket), max_requests)
+        await server.start()
+        return server
 
 
 class Door:
@@ -110,26 +125,19 @@ class Door:
                     continue  # the router is gone, or the door is being closed
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound to an address but does not listen yet.
-
-    Raises:
-        OSError: the host is not an address of this machine, or the port is in use or not permitted.
-    """
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = min(addresses, key=lambda one: one[0] != socket.AF_INET)
-    bound = socket.socket(family, kind, protocol)
-    try:
-        # With SO_REUSEADDR, connections of an earlier server that are in the state TIME_WAIT do not prevent binding. If
-        # another server listens on the address, bind() still fails.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 def _peer_user(peer: socket.socket) -> int:
     packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(packed)[1]
+
+
+def opened_door(host: str, port: int) -> Door:
+    """Returns the door at an address.
+
+    Raises:
+        ValueError: the address cannot be bound; the message is one line.
+    """
+    try:
+        return Door(host, port)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"cannot listen on port {port} of {host}: {reason}; give another --port or --host") from error

@@ -7,8 +7,8 @@ from typing import Self
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from wingbeat.deployments.door import bind
-from wingbeat.deployments.http_server import HttpServer
+from wingbeat.deployments.bound_socket import bind
+from wingbeat.deployments.front_door.http_server import HttpServer
 
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

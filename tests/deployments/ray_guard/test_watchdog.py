@@ -11,12 +11,13 @@ import pytest
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.process_tree import descendants
+from wingbeat.deployments.ray_guard.watchdog import writers
 
 CHILD = "import sys, time; log = open(sys.argv[1], 'a'); print('up', flush=True); time.sleep(600)"
 LAUNCHER = f"""
 import subprocess, sys
 from pathlib import Path
-from wingbeat.deployments.watchdog import Watchdog
+from wingbeat.deployments.ray_guard.watchdog import Watchdog
 folder = Path(sys.argv[1])
 watchdog = Watchdog(folder)
 child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, folder / "its.log"], stdout=subprocess.PIPE)
@@ -61,3 +62,15 @@ def test_a_launcher_that_ends_in_order_sends_it_away_before(tmp_path: Path):
         assert child.alive()
         os.kill(child.pid, signal.SIGKILL)
         launcher.kill()
+
+
+@pytest.mark.parametrize(("mode", "found"), [("a", True), ("r", False)])
+def test_who_writes_below_a_folder_is_found_and_who_reads_is_not(tmp_path: Path, mode: str, found: bool):
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "its.log"
+    log.touch()
+    held = f"import time; log = open({str(log)!r}, {mode!r}); print('up', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        assert [one.pid for one in writers(tmp_path)] == [process.pid] * found
+        process.kill()
