@@ -47,7 +47,8 @@ The command and HTTP:
 - `inspects(folder, as_json)`: prints a folder of the part's own kind and returns True.
 - `add_routes(app, models)`: adds routes to the HTTP application, see `api.routes`.
 - `surface(config)`: values that the part's routes need from the settings, by name, in `CompletionService.of_parts`.
-- `router_base`: class with further methods of a router, which other deployments call by its handle.
+- `router_base`, `verifier_base`: class with further methods of a router or verifier, which Serve or other deployments
+  call by its handle.
 - `add_router_routes(app, fronts)`: adds routes that need a router's `ModelFront`s.
 - `operator_paths`: paths of the part's routes that need an operator's key; `optional_bodies`: paths whose POST may
   have no body.
@@ -70,7 +71,7 @@ The command and HTTP:
   `metrics.fleet_figures.OwnFigures`, `api.completions.ClientFigures` and `api.guard.RequestWatcher`.
 - `router_reports()`: object of an engine whose `exchange(report)` stores a router's report and returns figures.
 - `live_settings`: fields of `LiveOptions`, in the form of `settings`.
-- `follow_live(fronts)`: object whose `apply(live)` applies a router's `LiveOptions`, called before the models' own.
+- `follow_live(fronts)`: object whose `apply(live)` applies a router's `LiveOptions`, called before other settings.
 
 A replica and its processes:
 
@@ -116,7 +117,7 @@ PARTS = (
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
     *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
-    *("suffix_beside", "client_metrics", "front_door", "ray_guard"),
+    *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

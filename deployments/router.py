@@ -18,10 +18,9 @@ from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.log import set_log_level, show_log
+from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.model_front import ModelFront
-from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.surface import access_of
@@ -58,7 +57,6 @@ class Router(RouterBase):
         router_id = serve.get_replica_context().replica_id.unique_id
         pairs = list(zip(config.served(), engines, strict=True))
         self._fronts = [ModelFront(own, handle, router_id) for own, handle in pairs]
-        self._followers = [follower(self._fronts) for follower in hooks("follow_live")]
         if not any(front.needs_torch for front in self._fronts):
             keep_torch_out()
         with refusals():
@@ -82,30 +80,6 @@ class Router(RouterBase):
         watchers = [fronts[0].own, *(made(config) for made in hooks("request_watcher"))]
         fleets = [front.figures for front in fronts]
         return Monitor(fleets, [watcher for watcher in watchers if watcher is not None], config.access_log)
-
-    async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook, called after a start and for each new `user_config`: applies the live settings.
-
-        A running replica logs an invalid `user_config` and keeps its settings, because Serve would stop a replica that
-        raises and start another replica, which would raise too.
-
-        Raises:
-            ValueError: `user_config` is invalid at the start; the message is one line that names the field.
-        """
-        try:
-            live = LiveOptions.of(user_config)
-            for follower in self._followers:
-                await follower.apply(live)
-            for front in self._fronts:
-                front.apply(live)
-        except ValueError as error:
-            if not self._is_up:
-                raise
-            logger.error("%s. This replica keeps its settings.", error)
-            return
-        for service in self._models:
-            service.speculates = live.speculation
-        set_log_level(live.log_level)
 
     def check_health(self) -> None:
         """Serve's hook, called periodically after the start. A router that answers the call is healthy."""

@@ -102,6 +102,9 @@ FEATURES = {
         ),
         needs=("local",),
     ),
+    "live": Feature(
+        ("deployments/live", "tests/deployments/live", "tests/e2e/test_user_config.py"), words=("user_config",)
+    ),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
         ("deployments/front_door", "tests/deployments/front_door"),
@@ -369,7 +372,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
-        needs=("fleet_names",),
+        needs=("fleet_names", "live"),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),

@@ -20,13 +20,13 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
-from wingbeat.deployments.log import show_log
+from wingbeat.deployments.log import level_at_start, show_log
 from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_life import EngineLife
-from wingbeat.deployments.replica.live_replica import LiveReplica
+from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 
@@ -45,7 +45,10 @@ class OtherModel(RuntimeError):
     """The caller's requests are for another model than this replica serves, such as the model before an update."""
 
 
-class Verifier(LiveReplica):
+VerifierBase: Any = type("VerifierBase", hooks("verifier_base"), {})
+
+
+class Verifier(VerifierBase):
     """Replica of an engine with its drafter. Each call names the engine for which the call is meant; see
     `EngineRequestRouter`.
 
@@ -56,6 +59,11 @@ class Verifier(LiveReplica):
             `bind_drafters` in `wingbeat.deployments.parts`.
         store_key: key of `ClusterMemory`.
     """
+
+    log_level = level_at_start()
+    """Log level of the replica, of its engine, and of engines that replace the engine."""
+    _engines: EngineSupervisor
+    _is_up = False
 
     async def __init__(
         self, config: AppConfig, drafters: DeploymentHandle | None = None, store_key: str | None = None
@@ -98,6 +106,12 @@ class Verifier(LiveReplica):
             self._spawn(task)
         for publish in hooks("publish"):
             self._spawn(publish(self._info.model_name, self._engine_id, self.stats))
+
+    def check_health(self) -> None:
+        """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""
+        if self._engines.failure is not None:
+            raise self._engines.failure
+        self._is_up = True
 
     async def describe(self) -> ModelInfo:
         """Return a description of the served model."""

@@ -5,7 +5,6 @@ import logging
 import pytest
 
 from wingbeat.deployments import log
-from wingbeat.deployments.options.live_options import LiveLogOptions
 from wingbeat.deployments.request_context import ACCESS
 
 
@@ -74,5 +73,5 @@ def test_processes_start_with_the_level_of_their_environment(monkeypatch: pytest
         assert logging.getLevelName(logger.level) == level
     finally:
         logger.setLevel(before)
-    assert LiveLogOptions().log_level == level.lower(), "what an operator takes back is as at the start"
+    assert log.level_at_start() == level.lower()
     assert log.level_environment() == {log.LEVEL_VARIABLE: level.lower()}

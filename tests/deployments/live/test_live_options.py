@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, FakePool
+from tests.needs import needs
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.options.live_options import LiveOptions
-from wingbeat.deployments.parts import hooks
-from wingbeat.deployments.replica import live_replica
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.live import live_verifier
 from wingbeat.deployments.replica.engine_client import EngineFailed
-from wingbeat.deployments.replica.live_replica import LiveReplica
+from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.router import Router
 
 
@@ -21,10 +21,12 @@ class Front:
     """A stand-in for a `ModelFront`."""
 
     def __init__(self) -> None:
-        self.taken: list[LiveOptions] = []
+        self.taken: list[tuple[int, float]] = []
+        self.config = AppConfig()
+        self.pool = self
 
-    def apply(self, live: LiveOptions) -> None:
-        self.taken.append(live)
+    def limit(self, max_queued_requests: int, engine_wait_s: float) -> None:
+        self.taken.append((max_queued_requests, engine_wait_s))
 
 
 class Unserved(Router):
@@ -38,12 +40,12 @@ class Unserved(Router):
 def router() -> Router:
     made = Unserved.__new__(Unserved)
     made._fronts, made._reporting, made._is_up = [Front(), Front()], [], False
-    made._followers = [follower(made._fronts) for follower in hooks("follow_live")]
     made._pool = FakePool()
     made._models, made._refuses_unknown_fields = ServedModels(CompletionService(made._pool, TOKENIZER)), False
     return made
 
 
+@needs("handles")
 def test_speculation_is_off_for_those_who_do_not_ask_and_on_again(router: Router):
     async def speculated(**fields) -> bool:
         await router.generate("x", **fields)
@@ -64,7 +66,7 @@ def test_limits_go_to_every_model_and_back(router: Router):
     asyncio.run(router.reconfigure({"max_queued_requests": 3, "engine_wait_s": 1.5}))
     asyncio.run(router.reconfigure({}))
     for front in router._fronts:
-        assert [(live.max_queued_requests, live.engine_wait_s) for live in front.taken] == [(3, 1.5), (None, None)]
+        assert front.taken == [(3, 1.5), (256, 120.0)]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_router_that_runs_goes_on_as_it_was_and_says_why(router: Router, caplo
     router.check_health()
     with caplog.at_level(logging.ERROR, "wingbeat"):
         asyncio.run(router.reconfigure({"max_queued_requests": 7, "log_level": "loud"}))
-    assert [live.max_queued_requests for live in router._fronts[0].taken] == [3]
+    assert router._fronts[0].taken == [(3, 120.0)]
     (said,) = caplog.messages
     assert said.startswith("user_config.log_level loud")
     assert said.endswith("This replica keeps its settings.")
@@ -122,16 +124,23 @@ class Engines:
         self.told.append(words)
 
 
+class UnservedVerifier(Verifier):
+    """A verifier that Serve has not started and does not end."""
+
+    def __del__(self) -> None:
+        """Nothing: the verifier's is a coroutine, which Serve awaits."""
+
+
 @pytest.fixture
-def replica() -> Iterator[LiveReplica]:
-    made = LiveReplica()
+def replica() -> Iterator[Verifier]:
+    made = UnservedVerifier.__new__(UnservedVerifier)
     made._engines = Engines()
     level = logging.getLogger("wingbeat").level
     yield made
     logging.getLogger("wingbeat").setLevel(level)
 
 
-def test_a_verifier_and_its_engines_write_from_another_level_up(replica: LiveReplica, caplog):
+def test_a_verifier_and_its_engines_write_from_another_level_up(replica: Verifier, caplog):
     with pytest.raises(ValueError, match=r"^user_config\.log_level loud"):
         asyncio.run(replica.reconfigure({"log_level": "loud"}))
     asyncio.run(replica.reconfigure({"log_level": "warning"}))
@@ -144,8 +153,8 @@ def test_a_verifier_and_its_engines_write_from_another_level_up(replica: LiveRep
 
 
 @pytest.mark.parametrize("problem", [None, EngineFailed("it died"), TimeoutError("no answer")])
-def test_an_engine_that_cannot_be_told_stops_no_replica(replica: LiveReplica, problem, monkeypatch, caplog):
-    monkeypatch.setattr(live_replica, "TOLD_S", 0.01)
+def test_an_engine_that_cannot_be_told_stops_no_replica(replica: Verifier, problem, monkeypatch, caplog):
+    monkeypatch.setattr(live_verifier, "TOLD_S", 0.01)
     replica._engines.problem, replica._engines.answers = problem, problem is not None
     asyncio.run(replica.reconfigure({"log_level": "warning"}))
     assert "keeps its log level" in caplog.messages[-1]

@@ -1,11 +1,11 @@
-"""Hooks that Serve calls on a running verifier replica: the health check, and changes of settings at run time."""
+"""Hook that Serve calls on a running verifier replica: changes of settings."""
 
 import asyncio
 import logging
 from typing import Any
 
-from wingbeat.deployments.log import level_at_start, set_log_level
-from wingbeat.deployments.options.live_options import LiveLogOptions
+from wingbeat.deployments.live.live_options import LiveLogOptions
+from wingbeat.deployments.log import set_log_level
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 
@@ -17,22 +17,15 @@ replica meanwhile.
 """
 
 
-class LiveReplica:
-    """Base class of a replica whose engine is replaced when it dies."""
+class LiveVerifier:
+    """Base class of a verifier whose log level an operator can change."""
 
-    log_level = level_at_start()
-    """Log level of the replica, of its engine, and of engines that replace the engine."""
+    log_level: str
     _engines: EngineSupervisor
-    _is_up = False
-
-    def check_health(self) -> None:
-        """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""
-        if self._engines.failure is not None:
-            raise self._engines.failure
-        self._is_up = True
+    _is_up: bool
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook, called at the replica's start and for each new `user_config`; see `Router.reconfigure`.
+        """Serve's hook, called at the replica's start and for each new `user_config`; see `LiveRouter.reconfigure`.
 
         Raises:
             ValueError: `user_config` is invalid at the start; the message is one line that names the field. Later, an
