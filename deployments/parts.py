@@ -76,6 +76,8 @@ The command and HTTP:
 A replica and its processes:
 
 - `beside_engine(config, figures)`: object with `tasks()`, which run as long as the replica, and `figures()`.
+- `scaling_config(given)`: Serve's autoscaling settings of the verifiers, made from the operator's.
+- `replica_tasks(verifier)`: task that runs as long as the replica.
 - `publish(model_name, engine_id, stats)`: task that runs as long as the replica and exports `Verifier.stats`.
 - `names`: kinds of named things that requests use and engines keep, see `fleet.catalog`.
 - `variants(config, engine)`: variants of the model that are served from the start, in `ModelInfo`.
@@ -117,7 +119,7 @@ PARTS = (
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
     *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
-    *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live"),
+    *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

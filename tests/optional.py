@@ -105,6 +105,12 @@ FEATURES = {
     "live": Feature(
         ("deployments/live", "tests/deployments/live", "tests/e2e/test_user_config.py"), words=("user_config",)
     ),
+    "load_policy": Feature(
+        (
+            *("deployments/load_policy", "cluster/autoscaling.py", "cluster/engine_speed.py"),
+            *("tests/deployments/load_policy", "tests/e2e/test_scaling_live.py", "tests/e2e/test_ray_llm_scaling.py"),
+        ),
+    ),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
         ("deployments/front_door", "tests/deployments/front_door"),

@@ -12,9 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
-from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import NameChanges, Names
@@ -33,8 +31,6 @@ from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
 """Seconds without a call after which a router counts as dead and its requests are aborted."""
-LOOK_S = 0.5
-"""Seconds between two samples of the engine's throughput."""
 
 
 class WrongEngine(RuntimeError):
@@ -96,10 +92,10 @@ class Verifier(VerifierBase):
             raise
         self._info: ModelInfo = replace(self._engines.life.info, text_identity=config.text_identity())
         self._num_slots = self._info.max_num_seqs or config.most_num_seqs()
-        self._speed = EngineSpeed(self._num_slots)
         self._spawn(self._engines.run())
         self._spawn(self._expire_clients())
-        self._spawn(self._measure())
+        for run in hooks("replica_tasks"):
+            self._spawn(run(self))
         made = (begin(config, lambda: self._engines.client.call("figures")) for begin in hooks("beside_engine"))
         self._beside = [one for one in made if one is not None]
         for task in (task for one in self._beside for task in one.tasks()):
@@ -275,18 +271,6 @@ class Verifier(VerifierBase):
         for kind, entries in changed.items():
             await client.call("keep_names", kind, entries)
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook: returns load figures for autoscaling policies.
-
-        Serve's own figure would be useless, because it counts one call (the stream) per router.
-        """
-        life = self._engines.life
-        if life is None:
-            return ReplicaLoad(num_slots=self._num_slots)._asdict()
-        return life.client.loads.replica_load(
-            self._num_slots, self._info.num_kv_tokens, self._speed.tokens_per_s
-        )._asdict()
-
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: releases everything."""
         await self._end()
@@ -320,14 +304,6 @@ class Verifier(VerifierBase):
             raise WrongEngine(f"engine {engine_id} is gone; this is {self._engine_id}")
         if client_id is not None:
             self._seen_at[client_id] = time.monotonic()
-
-    async def _measure(self) -> None:
-        """Measure the engine's throughput as long as the engine has enough work."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if (life := self._engines.life) is not None:
-                loads = life.client.loads
-                self._speed.look(loads.num_passed, loads.num_requests, time.monotonic())
 
     async def _expire_clients(self) -> None:
         while True:
