@@ -7,7 +7,7 @@ if the settings do not ask for it.
 Settings:
 
 - `settings`: fields of `AppConfig` by name, in the form of `pydantic.create_model`; `json_schema_extra` may have the
-  key `panel` with the title of the help's group, see `cli.panels`.
+  key `panel` with the title of the help's group, from `options.panel_titles`.
 - `model_settings`: like `settings`, for `ModelOptions`, which commands without a server have too.
 - `check_settings(config)`: raises ValueError, one line, for contradictions between fields.
 - `check_before_start(config)`: raises ValueError, one line, for what this machine lacks, before anything is deployed.
@@ -36,6 +36,8 @@ The command and HTTP:
   returns a server with `close(timeout_s)`.
 - `guard_ray(session, processes)`: object with `pid`, `stand_down()` and `close()` that guards the Ray cluster of a
   launcher; arguments are the folder of the session and Ray's processes by name.
+- `option_panel(config_class)`: function from a setting's name to the title of its group in help, or None;
+  `option_place(parameter)`: sort key of an option in help; `command_class`: class of commands that shows the groups.
 - `add_commands(app)`: adds commands of `wingbeat`, see `cli.main`.
 - `words_of_serve(args, settings)`: translates the arguments of `wingbeat serve` to options of `settings`; returns
   the options, and a line about each argument that is ignored.
@@ -120,6 +122,7 @@ PARTS = (
     *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
     *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
+    "help_panels",
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

@@ -111,6 +111,7 @@ FEATURES = {
             *("tests/deployments/load_policy", "tests/e2e/test_scaling_live.py", "tests/e2e/test_ray_llm_scaling.py"),
         ),
     ),
+    "help_panels": Feature(("deployments/help_panels", "tests/deployments/help_panels")),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
         ("deployments/front_door", "tests/deployments/front_door"),

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from wingbeat.deployments.cli.options import model_command
-from wingbeat.deployments.cli.panels import GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_log
 from wingbeat.deployments.parts import hooks
 from wingbeat.kernels.parts import load_function
@@ -16,6 +16,9 @@ READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_o
 """Click settings of a command that parses its arguments only when it runs. The modules that define its options are
 therefore imported only then.
 """
+
+Command: type[TyperCommand] = next(iter(hooks("command_class")), TyperCommand)
+"""Class of commands whose options come from settings."""
 
 Level = Annotated[
     LogLevel | None,
@@ -72,7 +75,7 @@ def add_late_command(
         for check_arguments in hooks("check_arguments"):
             check_arguments(context.args, takes_folder)
         own = new_app(run.__doc__)
-        own.command(cls=GroupedCommand)(model_command(load_function(options), run, arguments=arguments))
+        own.command(cls=Command)(model_command(load_function(options), run, arguments=arguments))
         if code := own(context.args, prog_name=context.command_path, standalone_mode=False):
             raise typer.Exit(code)
 

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli.commands import Level, new_app
+from wingbeat.deployments.cli.commands import Command, Level, new_app
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
-from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
+from wingbeat.deployments.options.panel_titles import CLUSTER
 from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.start_up import StartUp
 
@@ -70,7 +70,7 @@ def _app() -> typer.Typer:
     ) -> None:
         """EAGLE speculative decoding as a Ray Serve application."""
 
-    app.command("serve", cls=GroupedCommand)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
+    app.command("serve", cls=Command)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
     for add_commands in hooks("add_commands"):
         add_commands(app)
     return app
