@@ -16,6 +16,7 @@ Settings:
 - `check_in_cluster(config)`: raises ValueError, one line, if the nodes of the Ray cluster cannot hold the application.
 - `check_memory(config, file)`: raises ValueError, one line, if this machine has too little memory; called only if the
   whole application runs on this machine.
+- `log_filter(write)`: a filter of Wingbeat's log lines; `write` writes a line in any process.
 - `ram_settings`: names of settings that bound the RAM of a router.
 - `model_asked(config)`: like `asked`, for a `ModelOptions`.
 - `asked(config)`: a pair for each feature of the part, see `AppConfig.asked`; `refusals`: rows of `runtime.refusals`.
@@ -122,7 +123,7 @@ PARTS = (
     *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
     *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
-    "help_panels",
+    *("help_panels", "repeated_lines"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

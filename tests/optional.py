@@ -112,6 +112,7 @@ FEATURES = {
         ),
     ),
     "help_panels": Feature(("deployments/help_panels", "tests/deployments/help_panels")),
+    "repeated_lines": Feature(("deployments/repeated_lines", "tests/deployments/repeated_lines")),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
         ("deployments/front_door", "tests/deployments/front_door"),
