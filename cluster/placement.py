@@ -72,20 +72,15 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
-    return _options(drafter, _in_bundle(DRAFTER_BUNDLE))
+    return actor_options(drafter, in_bundle(DRAFTER_BUNDLE))
 
 
-def member_options(verifier: Share, index: int, num_members: int) -> dict[str, Any]:
-    """Actor options that put rank `index`, 1 or higher, of a verifier into the calling process's group.
+def in_bundle(index: int) -> Any:
+    """Scheduling strategy for a bundle of the caller's placement group; negative indices count from the end.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
-    return _options(verifier, _in_bundle(index - num_members))
-
-
-def _in_bundle(index: int) -> Any:
-    """Scheduling strategy for a bundle of the caller's placement group; negative indices count from the end."""
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -96,12 +91,8 @@ def _in_bundle(index: int) -> Any:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
-def shared_drafter_options(drafter: Share) -> dict[str, Any]:
-    """Actor options of a shared drafter, which may run on any node; Ray spreads shared drafters over nodes."""
-    return _options(drafter, "SPREAD")
-
-
-def _options(share: Share, strategy: Any) -> dict[str, Any]:
+def actor_options(share: Share, strategy: Any) -> dict[str, Any]:
+    """Options of an actor with this share and scheduling strategy."""
     options = {**share.actor_options(), "scheduling_strategy": strategy}
     # A share without environment variables gets no runtime_env. The actor then inherits its creator's runtime_env, and
     # Ray may use a worker process that is already running.

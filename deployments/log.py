@@ -41,8 +41,8 @@ class RequestIdFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Sets `record.request`; passes every line."""
         context = current()
-        told = context is not None and context.request_id and record.name != ACCESS
-        record.request = f" [request {context.request_id}]" if told else ""
+        request_id = "" if context is None or record.name == ACCESS else context.request_id
+        record.request = f" [request {request_id}]" if request_id else ""
         return True
 
 

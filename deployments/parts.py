@@ -64,6 +64,7 @@ The command and HTTP:
 - `chat_reader(config, template)`: an `api.completions.ChatReader` for a model with this chat template.
 - `beginning(pool, body, variant)`: saved prefix that a request's prompt begins with, see `api.prompts`.
 - `content_parts(api)`: readers of content parts other than text, see `api.bodies.content_parts.part_readers`.
+- `other_forms(body, in_parts)`: further forms of a chat's messages, tried in order if the chat template refuses them.
 - `prompt_reader(config, takes, folder, tokenizer)`: an `api.prompts.PromptReader` for these content parts of a model.
 - `prompt_details(spans)`: `prompt_tokens_details` of an answer's usage.
 - `needs_torch(folder)`: whether preparing requests of a checkpoint needs torch.
@@ -123,7 +124,7 @@ PARTS = (
     *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
     *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
-    *("help_panels", "repeated_lines"),
+    *("help_panels", "repeated_lines", "api.template_forms", "api.load"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

@@ -31,7 +31,7 @@ FEATURES = {
             *("deployments/tensorrt", "runtime/tensorrt", "docs/tensorrt.md"),
             *("tests/deployments/tensorrt", "tests/runtime/tensorrt"),
         ),
-        needs=("one_pass",),
+        needs=("one_pass", "late_commands"),
         words=("build-engine", "engine_dir", "tensorrt"),
     ),
     "recordings": Feature(
@@ -40,6 +40,7 @@ FEATURES = {
             *("tests/deployments/recordings", "tests/runtime/recordings"),
             "tests/runtime/quantised/test_gguf_recordings.py",
         ),
+        needs=("late_commands",),
         words=(
             *("extract", "recording_dir", "recording_share", "recording_max_bytes", "wingbeat_recorded_requests"),
             *("wingbeat_recorded_requests_total", "wingbeat_recording_dropped", "wingbeat_recording_dropped_total"),
@@ -78,7 +79,9 @@ FEATURES = {
             *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
         ),
     ),
-    "local": Feature(("deployments/local", "tests/deployments/local"), words=("'generate'", "generate hi")),
+    "local": Feature(
+        ("deployments/local", "tests/deployments/local"), needs=("late_commands",), words=("'generate'", "generate hi")
+    ),
     "bench": Feature(
         (
             *("deployments/bench", "tests/deployments/bench"),
@@ -113,6 +116,11 @@ FEATURES = {
     ),
     "help_panels": Feature(("deployments/help_panels", "tests/deployments/help_panels")),
     "repeated_lines": Feature(("deployments/repeated_lines", "tests/deployments/repeated_lines")),
+    "late_commands": Feature(("deployments/cli/late_commands.py",)),
+    "field_names": Feature(("deployments/api/field_names.py",)),
+    "vocabulary_pieces": Feature(("runtime/vocabulary_pieces.py",)),
+    "template_forms": Feature(("deployments/api/template_forms", "tests/deployments/api/test_template_forms.py")),
+    "load": Feature(("deployments/api/load", "tests/deployments/api/endpoints/test_load.py"), words=("/load",)),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
         ("deployments/front_door", "tests/deployments/front_door"),
@@ -189,6 +197,7 @@ FEATURES = {
     ),
     "token_generation": Feature(
         ("deployments/api/token_generation", "tests/deployments/api/test_token_generation.py"),
+        needs=("field_names",),
         words=("/inference/v1/generate", "/v1/chat/completions/render"),
     ),
     "handles": Feature(("deployments/api/handles", "tests/deployments/api/test_by_handle.py")),
@@ -269,6 +278,7 @@ FEATURES = {
             *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
             *("benchmarks/structured.py", "benchmarks/schema_files.py"),
         ),
+        needs=("vocabulary_pieces",),
         words=("structured_outputs", "response_format", "grammar"),
     ),
     "states": Feature(
@@ -358,7 +368,7 @@ FEATURES = {
     ),
     "foreign_vocabulary": Feature(
         ("runtime/foreign_vocabulary", "tests/runtime/foreign_vocabulary"),
-        needs=("draft_model",),
+        needs=("draft_model", "vocabulary_pieces"),
         words=("foreign_vocabulary", "foreign-vocabulary", "a model of another vocabulary"),
     ),
     "user_drafter": Feature(
@@ -380,7 +390,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
-        needs=("fleet_names", "live"),
+        needs=("fleet_names", "live", "field_names"),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
@@ -478,7 +488,7 @@ FEATURES = {
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),
             "tests/clients/test_responses_client.py",
         ),
-        needs=("parsing",),
+        needs=("parsing", "field_names"),
         words=("/v1/responses",),
     ),
     "messages": Feature(
@@ -486,7 +496,7 @@ FEATURES = {
             *("deployments/api/messages_api", "tests/deployments/api/test_messages_api.py"),
             "tests/clients/test_anthropic_client.py",
         ),
-        needs=("parsing",),
+        needs=("parsing", "field_names"),
         words=("/v1/messages",),
     ),
 }

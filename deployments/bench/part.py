@@ -13,7 +13,8 @@ def add_commands(app: "typer.Typer") -> None:
     """Add the command."""
     from wingbeat.deployments.bench.command import bench_command
     from wingbeat.deployments.bench.options import BenchConfig
-    from wingbeat.deployments.cli.commands import Command, JsonOption, Level, show_log_from
+    from wingbeat.deployments.cli.commands import Command, Level
+    from wingbeat.deployments.cli.late_commands import JsonOption, show_log_from
     from wingbeat.deployments.cli.options import model_command
 
     def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:

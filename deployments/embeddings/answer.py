@@ -96,7 +96,12 @@ class Embeddings:
         numbers = most if body.dimensions is None else min(body.dimensions, most)
         each = BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
         total = len(body.input) * (EMBEDDING_BYTES + numbers * each)
-        self._sizes.check_whole(total, "input", f"{len(body.input)} embeddings of {numbers} numbers")
+        if total > (limit := self._sizes.max_bytes):
+            message = (
+                f"'input' asks for too long an answer: {len(body.input)} embeddings of {numbers} numbers could make "
+                f"{total} bytes, and this server answers by {limit} at most (max_answer_bytes). Send several requests."
+            )
+            raise ApiError(message, param="input", code="answer_too_long")
         return total
 
     def _check(self, prompts: Sequence[Prompt]) -> None:

@@ -12,7 +12,8 @@ def add_commands(app: "typer.Typer") -> None:
     """Add the command."""
     import typer
 
-    from wingbeat.deployments.cli.commands import Command, JsonOption, Level, show_log_from
+    from wingbeat.deployments.cli.commands import Command, Level
+    from wingbeat.deployments.cli.late_commands import JsonOption, show_log_from
     from wingbeat.deployments.cli.options import model_command
     from wingbeat.deployments.local.generate import GenerateConfig, generate_command
 

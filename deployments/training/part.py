@@ -10,7 +10,7 @@ def add_commands(app: "typer.Typer") -> None:
     """Add the command. When it runs, it first checks that the named folders exist, and then parses its arguments."""
     import typer
 
-    from wingbeat.deployments.cli.commands import READS_LATER
+    from wingbeat.deployments.cli.late_commands import READS_LATER
     from wingbeat.deployments.parts import hooks
 
     def train(context: typer.Context) -> None:

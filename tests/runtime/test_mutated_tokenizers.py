@@ -29,7 +29,6 @@ def check(folder: Path, mutation: Mutation) -> None:
     tokenizer, lines = None, []
     try:
         tokenizer = Tokenizer.load(folder)
-        tokenizer.describe()
     except ValueError as error:
         lines = str(error).splitlines()
     (folder / FILE).write_text(before)

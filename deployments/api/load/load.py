@@ -1,15 +1,15 @@
 """`GET /load`: this router's number of running requests, in vLLM's form, and the load of each engine."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 
-from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.api.served_models import ServedModels
 
 
-def add_load(app: FastAPI, pools: Sequence[EnginePool]) -> None:
+def add_load(app: FastAPI, models: ServedModels) -> None:
     """Adds `/load`."""
+    pools = models.pools
 
     @app.get("/load")
     async def load() -> dict[str, Any]:
