@@ -3,7 +3,7 @@ engine.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -204,6 +204,20 @@ class RouterFigures(RequestWatcher):
             "clients": None if clients is None else asdict(clients),
             "router": self.router_figures(),
         }
+
+    def routers(self, engines: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Returns the newest report of each router among the reports that the engines hold, and this router's figures.
+
+        Args:
+            engines: figures by engine id.
+        """
+        newest: dict[str, dict[str, Any]] = {}
+        for figures in engines.values():
+            for router_id, router in figures.get("routers", {}).items():
+                if router["number"] > newest.get(router_id, {"number": -1})["number"]:
+                    newest[router_id] = router
+        newest[self.router_id] = self.router_figures()
+        return newest
 
     def router_figures(self) -> dict[str, Any]:
         """Returns the figures of this router that do not belong to an engine."""

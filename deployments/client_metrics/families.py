@@ -5,7 +5,6 @@ from typing import Any
 
 from prometheus_client import Metric
 
-from wingbeat.deployments.client_metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.families import counter, gauge, histogram
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.deployments.metrics.rows import LABELS, Read, by_key, figure, in_labels, rows
@@ -127,7 +126,7 @@ def _cache_config(snapshot: FleetSnapshot) -> Metric:
 
 def router_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     """Yields the families of all routers."""
-    routers = newest_reports(snapshot).items()
+    routers = snapshot.routers.items()
     yield gauge(
         "wingbeat_router_requests",
         "Choices admitted by the router, in engines and in its queue.",
@@ -140,18 +139,3 @@ def router_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
         ("router", "status"),
         (((router_id, status), n) for router_id, figures in routers for status, n in figures["answers"].items()),
     )
-
-
-def newest_reports(snapshot: FleetSnapshot) -> dict[str, dict[str, Any]]:
-    """Returns the newest report of each router among the reports that the engines hold, and this router's figures;
-    empty if no router has taken the snapshot.
-    """
-    if not isinstance(snapshot.own, RouterFigures):
-        return {}
-    newest: dict[str, dict[str, Any]] = {}
-    for figures in snapshot.engines.values():
-        for router_id, router in figures.get("routers", {}).items():
-            if router["number"] > newest.get(router_id, {"number": -1})["number"]:
-                newest[router_id] = router
-    newest[snapshot.own.router_id] = snapshot.own.router_figures()
-    return newest

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,10 @@ class OwnFigures(Protocol):
         """Returns the router's report for an engine, which passes the report on to other routers."""
         ...
 
+    def routers(self, engines: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Returns figures of all routers, by id, from the figures of engines and this router's own."""
+        ...
+
     def forget_engines(self, live: frozenset[str]) -> None:
         """Removes the figures of engines that no longer exist."""
         ...
@@ -43,8 +47,8 @@ class FleetSnapshot:
     """Figures by engine id, as returned by `Verifier.stats`."""
     silent: tuple[str, ...] = ()
     """Ids of live engines that did not answer in time."""
-    own: OwnFigures | None = None
-    """Figures of the router that has taken the snapshot; None if routers have no figures."""
+    routers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Figures of each router, by id; empty if routers have no figures."""
 
 
 class FleetFigures:
@@ -97,9 +101,10 @@ class FleetFigures:
         answers = await asyncio.gather(*map(self._ask_one, engine_ids))
         engines = {engine_id: answer for engine_id, answer in zip(engine_ids, answers, strict=True) if answer}
         silent = tuple(engine_id for engine_id in engine_ids if engine_id not in engines)
+        snapshot = FleetSnapshot(self._model_name, engines, silent)
         if self._own is not None:
             self._own.forget_engines(frozenset(engine_ids))
-        snapshot = FleetSnapshot(self._model_name, engines, silent, self._own)
+            snapshot = replace(snapshot, routers=self._own.routers(engines))
         self._latest, self._taken_at = snapshot, self._clock()
         return snapshot
 

@@ -89,7 +89,11 @@ class Client:
     def __init__(
         self, monitor: Monitor, pool: FakePool | None = None, access: Access | None = None, **more: Any
     ) -> None:
-        service = CompletionService(pool or FakePool(), TOKENIZER, figures=next(iter(monitor.watchers), None))
+        service = CompletionService(
+            pool or FakePool(),
+            TOKENIZER,
+            figures=next((one for one in monitor.watchers if hasattr(one, "measured")), None),
+        )
         self._app = create_app(service, access, monitor=monitor, **more)
 
     async def get(self, path: str = "/metrics", **headers: str) -> httpx.Response:
