@@ -1,4 +1,4 @@
-"""Who listens: the launcher's only router, or Serve's proxy."""
+"""Listening at the launcher's address: by the only router, or by Serve's proxy."""
 
 from types import SimpleNamespace
 
