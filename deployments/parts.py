@@ -97,6 +97,10 @@ A replica and its processes:
   takes pickled `DrafterTerms` or None, and returns a `DrafterHandle` for a verifier's slots in a shared drafter.
 - `wait_for_any(bells, ready, timeout_s, quiet_since)`: waits for a round of any of several verifiers.
 - `address(config)`: this node's address, if rounds go to a drafter on another node.
+- `pair_channel(config, name, spec, address)`: a `replica.engine.pair_channel.PairChannel` of another kind than shared
+  memory; `address` is that of this node if the drafter connects over the network, else None.
+- `drafter_supervisor(config, started)`: class of the drafter's supervisor for an `EngineStarted`, see
+  `replica.drafters.supervisor`.
 - `network_channel`: class of channel made as `(address, spec, device)`, whose name is not a string.
 - `device_channel`: class of channel through GPU memory, whose name is a string.
 - `try_device_channel(device, peer)`: raises ChannelError if the device channel does not work between these GPUs.

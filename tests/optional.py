@@ -429,6 +429,7 @@ FEATURES = {
     "tcp": Feature(
         (
             *("cluster/channels/tcp", "deployments/two_nodes", "tests/cluster/channels/test_remote*.py"),
+            "tests/deployments/two_nodes",
             *("benchmarks/remote_channel.py", "benchmarks/delaying_proxy.py", "benchmarks/results/remote_channel.*"),
         ),
         words=(
