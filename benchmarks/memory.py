@@ -38,7 +38,7 @@ PARTS = (
     ("verifier's replica", r"ray::ServeReplica:\S*Verifier"),
     ("Serve's controller", r"ray::ServeController"),
     ("the command", r"wingbeat serve"),
-    ("its watchdog", r"deployments\.watchdog"),
+    ("its watchdog", r"deployments\.ray_guard\.watchdog"),
     ("Ray: GCS, raylet", r"gcs_server|raylet/raylet"),
     ("Ray: agents and log monitor", r"Agent|log_monitor"),
     ("Ray: dashboard, monitor of the autoscaler", r"dashboard\.py|monitor\.py"),

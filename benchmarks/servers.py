@@ -19,8 +19,8 @@ from ray import serve
 
 from wingbeat.deployments.app import build_at
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.door import Door
 from wingbeat.deployments.launch import NICENESS
+from wingbeat.deployments.parts import first_result
 
 STATS_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 600.0
@@ -66,7 +66,7 @@ def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             apps = {}
             for name, config in configs.items():
-                door = doors.enter_context(Door("127.0.0.1", 0))
+                door = doors.enter_context(first_result("open_door", "127.0.0.1", 0))
                 serve.run(build_at(config, door.key), name=name, route_prefix=f"/{name}")
                 apps[name] = App(name, f"http://127.0.0.1:{door.port}", f"http://127.0.0.1:{port}/{name}")
             yield apps

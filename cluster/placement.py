@@ -12,8 +12,7 @@ Ray is imported only inside functions, so that settings can be checked without R
 """
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 DRAFTER_BUNDLE = 1
@@ -73,20 +72,15 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
-    return _options(drafter, _in_bundle(DRAFTER_BUNDLE))
+    return actor_options(drafter, in_bundle(DRAFTER_BUNDLE))
 
 
-def member_options(verifier: Share, index: int, num_members: int) -> dict[str, Any]:
-    """Actor options that put rank `index`, 1 or higher, of a verifier into the calling process's group.
+def in_bundle(index: int) -> Any:
+    """Scheduling strategy for a bundle of the caller's placement group; negative indices count from the end.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
-    return _options(verifier, _in_bundle(index - num_members))
-
-
-def _in_bundle(index: int) -> Any:
-    """Scheduling strategy for a bundle of the caller's placement group; negative indices count from the end."""
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -97,12 +91,8 @@ def _in_bundle(index: int) -> Any:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
-def shared_drafter_options(drafter: Share) -> dict[str, Any]:
-    """Actor options of a shared drafter, which may run on any node; Ray spreads shared drafters over nodes."""
-    return _options(drafter, "SPREAD")
-
-
-def _options(share: Share, strategy: Any) -> dict[str, Any]:
+def actor_options(share: Share, strategy: Any) -> dict[str, Any]:
+    """Options of an actor with this share and scheduling strategy."""
     options = {**share.actor_options(), "scheduling_strategy": strategy}
     # A share without environment variables gets no runtime_env. The actor then inherits its creator's runtime_env, and
     # Ray may use a worker process that is already running.
@@ -124,95 +114,6 @@ def check_gpu_amount(name: str, amount: float) -> None:
     """
     if amount < 0 or (amount > 1 and amount != int(amount)):
         raise ValueError(f"{name} is {amount}: must be 0, a fraction up to 1, or a whole number")
-
-
-def gpus_of_pair(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> int:
-    """Number of GPUs that one node must have for a pair. Fractions share a GPU if their sum is at most 1."""
-    shares = [verifier.num_gpus] * num_ranks + ([drafter.num_gpus] if drafter is not None else [])
-    whole = sum(int(share) for share in shares if share >= 1)
-    fractions = [share for share in shares if 0 < share < 1]
-    return whole + (1 if 0 < sum(fractions) <= 1 + ROUNDING else len(fractions))
-
-
-def check_node_gpus(
-    verifier: Share, drafter: Share | None, node_gpus: Iterable[float], one_node: bool = True, num_ranks: int = 1
-) -> None:
-    """Refuse a pair that fits on no node; without this check Ray would wait for such a node for ever.
-
-    Args:
-        verifier: share of each rank of the verifier.
-        node_gpus: GPUs of each live node.
-        one_node: whether verifier and drafter must run on the same node.
-
-    Raises:
-        ValueError: names both shares and the largest node.
-    """
-    largest = max(node_gpus, default=0.0)
-    if not one_node and drafter is not None:
-        for name, share in (("num_gpus_per_verifier", verifier), ("num_gpus_per_drafter", drafter)):
-            if share.num_gpus > largest + ROUNDING:
-                raise ValueError(f"{name} is {share.num_gpus:g}: Ray sees {largest:g} GPUs on the largest node")
-        return
-    needed = gpus_of_pair(verifier, drafter, num_ranks)
-    if needed > largest + ROUNDING:
-        shares = f"num_gpus_per_verifier is {verifier.num_gpus:g}"
-        shares += f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
-        if drafter is not None:
-            shares += f" and num_gpus_per_drafter is {drafter.num_gpus:g}"
-        raise ValueError(f"{shares}: a pair needs {needed} GPU(s) of one node, Ray sees {largest:g} on the largest")
-
-
-class Group(NamedTuple):
-    """Actors that are placed together, and the number of such groups that must be placed."""
-
-    name: str
-    """Name of one group, for messages."""
-    bundles: Sequence[Mapping[str, float]]
-    num: int = 1
-    one_node: bool = True
-    """Whether all bundles of a group must lie on one node."""
-
-
-def check_room(groups: Sequence[Group], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Refuse groups for which the cluster is too small; without this check Ray would wait for resources for ever.
-
-    Args:
-        nodes: total resources of each live node, including those in use.
-
-    Raises:
-        ValueError: a group fits on no node, or all groups together exceed the cluster; names the group, the resource
-            and its available amount.
-    """
-    wanted: Counter[str] = Counter()
-    for group in groups:
-        whole = Counter[str]()
-        for bundle in group.bundles:
-            whole.update(bundle)
-        for parts in [whole] if group.one_node else map(Counter, group.bundles):
-            if not any(_holds(node, parts) for node in nodes):
-                name, amount = _scarcest(parts, nodes)
-                most = max((node.get(name, 0.0) for node in nodes), default=0.0)
-                raise ValueError(f"{group.name} takes {amount:g} {name} of one node: Ray sees {most:g} on the largest")
-        for name, amount in whole.items():
-            wanted[name] += amount * group.num
-    there: Counter[str] = Counter()
-    for node in nodes:
-        there.update(node)
-    if not _holds(there, wanted):
-        name, amount = _scarcest(wanted, [there])
-        takers = ", ".join(f"{group.num} x {group.name}" for group in groups if any(name in b for b in group.bundles))
-        raise ValueError(f"{takers}: together they take {amount:g} {name}, Ray sees {there[name]:g} in all nodes")
-
-
-def _holds(node: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
-    return all(amount <= node.get(name, 0.0) + ROUNDING for name, amount in wanted.items())
-
-
-def _scarcest(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> tuple[str, float]:
-    """The resource of which the largest share is missing, and the wanted amount of that resource."""
-    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
-    name = max(wanted, key=lambda name: (wanted[name] - most[name]) / wanted[name])
-    return name, wanted[name]
 
 
 def choose_channel(requested: str, verifier_device: str, drafter_device: str, one_node: bool = True) -> ChannelKind:
@@ -283,17 +184,3 @@ def claim_devices(assigned: Sequence[int | str]) -> None:
     # Until CUDA is initialised, torch counts GPUs by NVML, and counts them again if CUDA_VISIBLE_DEVICES changes.
     num_devices = torch.cuda.device_count() if visible is None else 0
     os.environ[VISIBLE_DEVICES] = own_devices_first(assigned, visible, num_devices)
-
-
-def node_gpus() -> list[float]:
-    """GPUs of each live node of the Ray cluster that this process is connected to."""
-    import ray
-
-    return [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]
-
-
-def node_resources() -> list[dict[str, float]]:
-    """Total resources of each live node of the Ray cluster that this process is connected to."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

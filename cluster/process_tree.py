@@ -1,16 +1,13 @@
 """Finds and ends descendant processes, because a program that starts Ray must leave none of its processes behind."""
 
-import contextlib
 import os
 import signal
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 
-RAYS_PROGRAMS = frozenset({"gcs_server", "raylet"})
 POLL_S = 0.05
 DEATH_S = 5.0
 """Seconds for the kernel to end killed processes, which includes freeing their memory."""
@@ -31,35 +28,6 @@ def descendants(root: int) -> list[PeerProcess]:
         parents += pids
         found += [PeerProcess(pid, process_start(pid)) for pid in pids]
     return found
-
-
-def writers(folder: Path) -> list[PeerProcess]:
-    """Python processes of this environment, and Ray's programs, that have a file below `folder` open for writing.
-
-    Other programs are not included, such as a pager or an editor in which a user has opened a log.
-    """
-    ours = Path(sys.executable).resolve()
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            program = (path / "exe").readlink()
-            if (program == ours or program.name in RAYS_PROGRAMS) and _writes_below(path, folder):
-                found.append(PeerProcess(int(path.name), process_start(int(path.name))))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # the process ended meanwhile, or is another user's
-    return [process for process in found if process.pid != os.getpid()]
-
-
-def _writes_below(process: Path, folder: Path) -> bool:
-    for fd in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the process has closed the file meanwhile
-            if not fd.readlink().is_relative_to(folder):
-                continue
-            lines = (process / "fdinfo" / fd.name).read_text().splitlines()
-            flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
-            if flags & os.O_ACCMODE != os.O_RDONLY:
-                return True
-    return False
 
 
 def end(processes: list[PeerProcess], grace_s: float) -> int:

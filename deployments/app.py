@@ -11,13 +11,11 @@ import ray
 from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S, WAKING, TokenLoadPolicy
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
-from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.log import level_environment
 from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.parts import first_result, hooks
@@ -81,11 +79,11 @@ def build_placed(config: AppConfig, accelerator_types: Sequence[str | None] = ()
     return build_at(config, None, accelerator_types)
 
 
-def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequence[str | None] = ()) -> Application:
+def build_at(config: AppConfig, door: Any, accelerator_types: Sequence[str | None] = ()) -> Application:
     """Builds the application.
 
-    With a `door` there is one router, on the head node, which listens on the door's socket. With None, routers get
-    requests from Serve's proxy.
+    With the key of a `door`, see the hook `open_door`, there is one router, on the head node, which listens there. With
+    None, routers get requests from Serve's proxy.
 
     Args:
         accelerator_types: for each model, Ray's name of the GPU type for its verifiers; None stands for any type.
@@ -139,6 +137,9 @@ def __getattr__(name: str) -> Application:
 def _verifier(config: AppConfig, accelerator_type: str | None = None, name: str = VERIFIER) -> serve.Deployment:
     verifier = config.verifier_share()
     drafter = config.drafter_share() if config.has_own_drafter() else None
+    scaling = config.autoscaling_config
+    if scaling is not None:
+        scaling = first_result("scaling_config", scaling) or scaling
     return serve.deployment(
         Verifier,
         name=name,
@@ -155,7 +156,7 @@ def _verifier(config: AppConfig, accelerator_type: str | None = None, name: str 
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
-        **_scaling(config.num_replicas, _with_load_policy(config)),
+        **_scaling(config.num_replicas, scaling),
     )
 
 
@@ -184,16 +185,6 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
 def _environment(config: AppConfig) -> dict[str, str]:
     own = {name: value for one in config.served() for name, value in one.environment().items()}
     return own | level_environment()
-
-
-def _with_load_policy(config: AppConfig) -> dict[str, Any] | None:
-    scaling = config.autoscaling_config
-    given = {} if scaling is None else scaling.get("policy") or {}
-    if scaling is None or "policy_function" in given:
-        return scaling
-    kwargs = {"target_queue_s": TARGET_QUEUE_S} | given.get("policy_kwargs", {})
-    policy = AutoscalingPolicy(policy_function=TokenLoadPolicy, policy_kwargs=kwargs)
-    return {**DELAYS, **WAKING, **scaling, "policy": policy}
 
 
 def _scaling(num_replicas: int | None, autoscaling_config: dict[str, Any] | None) -> dict[str, Any]:

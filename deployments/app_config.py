@@ -402,16 +402,6 @@ class AppConfig(
         """Returns the resources of a node that Ray reserves for a drafter."""
         return Share(CPUS_OF_DRAFTER, self.num_gpus_per_drafter, self.drafter_resources)
 
-    def may_take_drafter_in(self) -> bool:
-        """Whether an engine may load the drafter in its own process if two processes cannot share GPU memory.
-
-        True only if neither `channel` nor `drafter_place` is set, and if verifier and drafter share one GPU.
-        """
-        by_name = self.channel != "auto" or "drafter_place" in self.model_fields_set
-        alone = self.num_ranks() == 1 and self.has_own_drafter() and self.is_wingbeats_own()
-        on_gpu = alone and not by_name and self.resolved_device() == self.drafter_device() == "cuda"
-        return on_gpu and self.engine_config().drafter_beside
-
     def model_names(self) -> tuple[str, ...]:
         """Returns the names that clients may pass as `model`; answers contain the first name."""
         if self.served_model_name is not None:

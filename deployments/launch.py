@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
@@ -20,23 +19,18 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.segment_files import remove_stale_segments
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments import ray_cluster
 from wingbeat.deployments.app import ROUTER, build_at, verifier_names
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cluster_room import check_in_cluster
-from wingbeat.deployments.door import Door
-from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.host_names import url_of
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.refused_start import refusal
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.start_watch import StartWatch
 from wingbeat.deployments.stop_signals import StopSignals
-from wingbeat.deployments.watchdog import Watchdog
 from wingbeat.runtime.tokenizer_file import has_chat_template
 
 logger = logging.getLogger(__name__)
@@ -57,12 +51,6 @@ RAY_ENV = {
 30 s at Serve's default period of 10 s. Each check may still take 10 s, because a proxy that is only slow must not be
 replaced.
 """
-DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
-"""Serve's environment variables that select direct ingress and HAProxy instead of Serve's own proxy. If the first
-variable is "0", requests go through Serve's proxy, and the router does not listen on a socket of its own.
-"""
-HEAD = ("gcs_server", "raylet")
-"""Ray's names of the processes of the head node that are not restarted when they end."""
 POLL_S, START_POLL_S = 1.0, 0.2
 """Seconds between checks of the application's status, while it runs and while it starts."""
 REPORT_TIMEOUT_S = 60.0
@@ -113,9 +101,10 @@ class ServedApplication:
         self._host, self._port = host, port
         self._signals = signals
         self._owns_ray = False
-        self._watchdog: Watchdog | None = None
-        self._head_watch: HeadWatch | None = None
-        self._door: Door | None = None
+        self._guard: Any = None
+        """Guard of the Ray cluster that this process has started, see the hook `guard_ray`."""
+        self._door: Any = None
+        """The router's own door, see the hook `open_door`; None if Serve's proxy listens."""
         self._deployed = False
         self._serving = False
 
@@ -129,11 +118,9 @@ class ServedApplication:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could not
                 start, for example because a checkpoint cannot be read.
         """
-        wants_door = self._has_one_router()
+        wants_door = first_result("wants_door", self._config)
         for name, value in RAY_ENV.items():
             os.environ.setdefault(name, value)
-        if wants_door:
-            os.environ[DIRECT] = "0"
         if not ray.is_initialized():
             self._connect()
         if self._detach and self._owns_ray:
@@ -141,7 +128,7 @@ class ServedApplication:
         if self._start_up is not None:
             _speak_for_ray(self._start_up)
         if wants_door and self._owns_ray:
-            self._door = self._opened_door()
+            self._open_door()
             serve.start(proxy_location="Disabled")
         else:
             serve.start(http_options={"host": self._host, "port": self._port})
@@ -227,19 +214,20 @@ class ServedApplication:
 
     def close(self) -> None:
         """Stops the application, then Ray if this process has started it."""
-        for part in (self._head_watch, self._door):
-            if part is not None:
-                part.close()
+        if self._guard is not None:
+            self._guard.stand_down()
+        if self._door is not None:
+            self._door.close()
         if self._owns_ray:
-            own = None if self._watchdog is None else self._watchdog.pid
+            own = None if self._guard is None else self._guard.pid
             processes = [process for process in descendants(os.getpid()) if process.pid != own]
             if ray.is_initialized():  # without a Ray cluster, Serve's calls would start one
                 serve.shutdown()
             ray.shutdown()
             end(processes, PROCESS_GRACE_S)
             remove_stale_segments()
-            if self._watchdog is not None:
-                self._watchdog.close()
+            if self._guard is not None:
+                self._guard.close()
         elif self._deployed:
             serve.delete(APP_NAME)
 
@@ -248,8 +236,8 @@ class ServedApplication:
 
         If it has joined a cluster, Serve ends the replicas.
         """
-        if self._head_watch is not None:
-            self._head_watch.close()
+        if self._guard is not None:
+            self._guard.stand_down()
         if self._owns_ray:
             end(descendants(os.getpid()), 0.0)
             end(descendants(os.getpid()), 0.0)  # ends processes that were started during the first call
@@ -265,15 +253,6 @@ class ServedApplication:
         if self._start_up is not None:
             self._start_up.event(text)
 
-    def _lose_head(self) -> None:
-        # The watchdog is not ended here, because it ends orphaned children of the raylet once this process is gone.
-        print(
-            "Error: a process of Ray's head has ended, so the application has stopped: start it again", file=sys.stderr
-        )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
     def _say_ready(self, start_up: StartUp) -> None:
         config = self._config
         handles = [serve.get_deployment_handle(name, APP_NAME) for name in verifier_names(config)]
@@ -287,20 +266,11 @@ class ServedApplication:
         command = curl_command(self.url(), first.model_name(), bool(config.api_key), chats)
         start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 
-    def _has_one_router(self) -> bool:
-        """Returns whether there is a single router, which listens on a socket itself, without Serve's proxy."""
-        config = self._config
-        several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
-        return not several and os.environ.get(DIRECT) != "0" and os.environ.get(HAPROXY) != "1"
-
-    def _opened_door(self) -> Door:
+    def _open_door(self) -> None:
         try:
-            return Door(self._host, self._port)
-        except OSError as error:
-            reason = error.strerror or error
-            raise StartError(
-                f"cannot listen on port {self._port} of {self._host}: {reason}; give another --port or --host"
-            ) from error
+            self._door = first_result("open_door", self._host, self._port)
+        except ValueError as error:
+            raise StartError(str(error)) from None
 
     def _connect(self) -> None:
         self._owns_ray = True  # set first, so that Ray is ended if a signal arrives during its start
@@ -314,15 +284,14 @@ class ServedApplication:
         self._owns_ray = ray_worker._global_node.is_head()
         if self._owns_ray:
             node = ray_worker._global_node
-            self._watchdog = Watchdog(Path(node.get_session_dir_path()))
-            head = [info.process.pid for kind in HEAD for info in node.all_processes.get(kind, ())]
-            self._head_watch = HeadWatch([PeerProcess(pid, process_start(pid)) for pid in head], self._lose_head)
+            self._guard = first_result("guard_ray", node.get_session_dir_path(), node.all_processes)
 
     def _take_gpus(self) -> None:
         try:
             for take_gpus in hooks("take_gpus"):
                 self._config = take_gpus(self._config, True, self._say)
-            check_in_cluster(self._config)
+            for check_in_cluster in hooks("check_in_cluster"):
+                check_in_cluster(self._config)
         except ValueError as error:
             raise StartError(str(error)) from None
 

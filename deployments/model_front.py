@@ -10,9 +10,7 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
-from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
-from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
 from wingbeat.deployments.parts import first_result, hooks, merged
 from wingbeat.runtime import parts as runtime_parts
@@ -44,7 +42,8 @@ class ModelFront:
             may_sleep=config.may_sleep(),
             grace_s=config.shutdown_timeout_s,
         )
-        self.own = RouterFigures(router_id, lambda: self.pool.num_admitted)
+        self.own = first_result("router_figures", router_id, lambda: self.pool.num_admitted)
+        """The router's own figures of this model; None if no part measures them."""
         self.figures = FleetFigures(config.model_name(), lambda: self.pool.engine_ids, self._stats, self.own)
 
     async def start(self) -> None:
@@ -55,14 +54,6 @@ class ModelFront:
             described = self._reader.describe()
             logger.info("%s.", described[:1].upper() + described[1:])
         await self.pool.start()
-
-    def apply(self, live: LiveOptions) -> None:
-        """Applies live settings; a setting that is absent gets its value in `config` again."""
-        queued, wait_s = live.max_queued_requests, live.engine_wait_s
-        self.pool.limit(
-            self.config.max_queued_requests if queued is None else queued,
-            self.config.engine_wait_s if wait_s is None else wait_s,
-        )
 
     def new_service(self, beside: CompletionService | None = None) -> CompletionService:
         """Makes the service that answers requests; must be called after `start`.
@@ -83,5 +74,5 @@ class ModelFront:
             of_parts=merged("surface", config),
         )
 
-    def _stats(self, engine_id: str, report: dict[str, Any]) -> Awaitable[dict[str, Any]]:
+    def _stats(self, engine_id: str, report: dict[str, Any] | None) -> Awaitable[dict[str, Any]]:
         return self.source.call(engine_id, "stats", report=report)

@@ -18,12 +18,9 @@ from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.door import DoorKey
-from wingbeat.deployments.http_server import HttpServer
-from wingbeat.deployments.log import set_log_level, show_log
+from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.model_front import ModelFront
-from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.surface import access_of
@@ -44,14 +41,12 @@ RouterBase: Any = type("RouterBase", hooks("router_base"), {})
 class Router(RouterBase):
     """Serve deployment of the HTTP API, with an engine pool per model and a FastAPI application on top of the pools."""
 
-    async def __init__(
-        self, config: AppConfig, engines: Sequence[DeploymentHandle], door: DoorKey | None = None
-    ) -> None:
+    async def __init__(self, config: AppConfig, engines: Sequence[DeploymentHandle], door: Any = None) -> None:
         """Starts the router; returns when every model has an engine.
 
         Args:
             engines: handles of the verifiers' deployments, in the order of `config.served()`.
-            door: address at which the router receives the launcher's socket, to listen on it; None if requests come
+            door: key of a door, see the hook `open_door`, at which the router listens itself; None if requests come
                 only from Serve's proxy.
         """
         show_log()
@@ -62,7 +57,6 @@ class Router(RouterBase):
         router_id = serve.get_replica_context().replica_id.unique_id
         pairs = list(zip(config.served(), engines, strict=True))
         self._fronts = [ModelFront(own, handle, router_id) for own, handle in pairs]
-        self._followers = [follower(self._fronts) for follower in hooks("follow_live")]
         if not any(front.needs_torch for front in self._fronts):
             keep_torch_out()
         with refusals():
@@ -81,36 +75,11 @@ class Router(RouterBase):
 
     def _new_monitor(self) -> Monitor:
         config, fronts = self._config, self._fronts
-        watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
-
         # HTTP answers belong to the router and not to a model, so they are counted only in the figures of the first
         # model.
+        watchers = [fronts[0].own, *(made(config) for made in hooks("request_watcher"))]
         fleets = [front.figures for front in fronts]
-        return Monitor(fronts[0].own, fleets, watchers, config.access_log)
-
-    async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook, called after a start and for each new `user_config`: applies the live settings.
-
-        A running replica logs an invalid `user_config` and keeps its settings, because Serve would stop a replica that
-        raises and start another replica, which would raise too.
-
-        Raises:
-            ValueError: `user_config` is invalid at the start; the message is one line that names the field.
-        """
-        try:
-            live = LiveOptions.of(user_config)
-            for follower in self._followers:
-                await follower.apply(live)
-            for front in self._fronts:
-                front.apply(live)
-        except ValueError as error:
-            if not self._is_up:
-                raise
-            logger.error("%s. This replica keeps its settings.", error)
-            return
-        for service in self._models:
-            service.speculates = live.speculation
-        set_log_level(live.log_level)
+        return Monitor(fleets, [watcher for watcher in watchers if watcher is not None], config.access_log)
 
     def check_health(self) -> None:
         """Serve's hook, called periodically after the start. A router that answers the call is healthy."""
@@ -127,15 +96,12 @@ class Router(RouterBase):
         # `adds_request_id` is False, because Serve's proxy already adds an X-Request-Id to each request and answer.
         return self._application(adds_request_id=False)
 
-    async def _listen(self, door: DoorKey) -> HttpServer:
-        bound = await asyncio.to_thread(door.receive_socket)
+    async def _listen(self, door: Any) -> Any:
         # Without this wait, clients that are already waiting at the socket would get the error that there is no engine.
         deadline = time.monotonic() + CONNECT_S
         while not all(front.pool.healthy() for front in self._fronts) and time.monotonic() < deadline:
             await asyncio.sleep(CONNECT_POLL_S)
-        server = HttpServer(self._application(adds_request_id=True), bound, self._config.max_ongoing_requests)
-        await server.start()
-        return server
+        return await door.listen(self._application(adds_request_id=True), self._config.max_ongoing_requests)
 
     def _application(self, adds_request_id: bool) -> FastAPI:
         config = self._config

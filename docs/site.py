@@ -82,9 +82,9 @@ def _outside(text: str, above: str, repository: str | None) -> str:
 def settings() -> str:
     """A table of every setting of the application: name, default, meaning, by the panels of `wingbeat serve --help`."""
     from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.cli.panels import panel_of
+    from wingbeat.deployments.parts import first_result
 
-    panel = panel_of(AppConfig)
+    panel = first_result("option_panel", AppConfig) or (lambda name: None)
     by_panel: dict[str, list[str]] = {}
     for name, field in AppConfig.model_fields.items():
         default = field.get_default(call_default_factory=False)

@@ -186,7 +186,6 @@ def engine_of_pair(
     """
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.engine.memory import fit_to_memory
-    from wingbeat.runtime.generation_config import read_rules
     from wingbeat.runtime.scheduling.maskers import grammar_compiler
     from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -194,10 +193,9 @@ def engine_of_pair(
     choose_kernels(settings.engine, torch.device(device), settings.dtype, settings.model)
     loaded, limits, backend = _verifier_of_pair(settings, torch.device(device))
     tokenizer, convention, check = Tokenizer.find(settings.model), None, None
-    rules = read_rules(settings.model, loaded.vocab_size, tokenizer)
-    loaded.eos_token_ids |= rules.eos_token_ids
-    if rules.not_applied:
-        logger.warning("%s", rules.not_applied)
+    rules = first_result("request_rules", settings.model, loaded.vocab_size)
+    if tokenizer is not None:
+        loaded.eos_token_ids |= tokenizer.ends_of_turns(loaded.vocab_size)
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
@@ -210,7 +208,7 @@ def engine_of_pair(
     _choose_threads(loaded, settings)
     limits = fit_to_memory(loaded, limits, needs)
     engine = Engine(loaded, limits, needs, backend=backend)
-    engine.rules = rules
+    engine.request_rules = rules or engine.request_rules
     for check_graphs in hooks("check_graphs"):
         check_graphs(engine, tokenizer)
     grammars = grammar_compiler(tokenizer, loaded.vocab_size, loaded.eos_token_ids)

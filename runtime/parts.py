@@ -102,6 +102,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `folder_of(source)`: a Hugging Face folder that represents a model file of another format; None for other sources.
 - `files_of(folder)`: the model files that a folder from `folder_of` represents; None for other folders.
 - `served_weights(loaded)`: writer of a model's weights while the model is served.
+- `request_rules(folder, vocab_size)`: a function that adds the rules of a model's files to a request.
 - `render_apart(template, messages, variables, special_tokens)`: a conversation rendered with a request's own template.
 - `lent_tensors(folder)`: readers, by tensor name, of the input embedding and the output head of a folder from
   `folder_of`.
@@ -140,6 +141,7 @@ PARTS = (
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
     *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),
     *("fp8_heads", "belonging", "draft_rules", "config_values", "head_families"),
+    "generation_rules",
 )
 """Names of the parts' folders, in the order in which the parts' hooks are called."""
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from wingbeat.runtime.token_length import longest_token
 from wingbeat.runtime.tokenizer_file import no_tokenizer
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as BackendTokenizer
     from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -29,8 +28,8 @@ meanwhile."""
 
 REPLACEMENT = "�"
 """Character that decoders write for invalid bytes, such as an incomplete character."""
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-_SPACE = "\u2581"
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE = "\u2581"
 """Character for a space in sentencepiece vocabularies."""
 _KEPT_TOKENS = 2**15
 """Number of tokens whose texts are cached, because log-probability reports repeat the same tokens."""
@@ -186,7 +185,7 @@ class Tokenizer:
         text = self.token_text(token_id)
         if REPLACEMENT in text:
             (piece,) = self.pieces((token_id,))
-            found, letters = _BYTE_PIECE.fullmatch(piece), byte_of_letter()
+            found, letters = BYTE_PIECE.fullmatch(piece), byte_of_letter()
             if found:
                 return bytes.fromhex(found[1])
             if all(letter in letters for letter in piece):
@@ -200,9 +199,11 @@ class Tokenizer:
         """Returns the vocabulary entry of each token, as text."""
         return self.hugging_face.convert_ids_to_tokens(list(token_ids))
 
-    def ends_of_turns(self) -> frozenset[int]:
-        """Returns the eos token, and the special token that the chat template writes after an answer."""
-        ends = {self.hugging_face.eos_token_id} - {None}
+    def ends_of_turns(self, vocab_size: int) -> frozenset[int]:
+        """Returns the eos token, and the special token that the chat template writes after an answer, if they belong to
+        the model's vocabulary.
+        """
+        ends: set[Any] = {self.hugging_face.eos_token_id} - {None}
         try:
             turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
             written = self.render_chat(turns, {"add_generation_prompt": False}) if self.chat_template else ""
@@ -211,21 +212,8 @@ class Tokenizer:
         behind = written.rpartition(_MARK)[2].lstrip()
         special = {token.content: token_id for token_id, token in self.hugging_face.added_tokens_decoder.items()}
         first = max((text for text in special if text and behind.startswith(text)), key=len, default=None)
-        return frozenset(ends if first is None else {*ends, special[first]})
-
-    def describe(self) -> dict[str, Any]:
-        """Returns special tokens and chat template, under the names of `tokenizer_config.json`."""
-        tokenizer = self.hugging_face
-        return {
-            "tokenizer_class": type(tokenizer).__name__,
-            "vocab_size": len(tokenizer),
-            **{name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
-            "added_tokens_decoder": {
-                str(token_id): {"content": token.content, "special": token.special}
-                for token_id, token in tokenizer.added_tokens_decoder.items()
-            },
-            "chat_template": tokenizer.chat_template,
-        }
+        ends |= set() if first is None else {special[first]}
+        return frozenset(end for end in ends if end < vocab_size)
 
 
 def _config_of(directory: Path) -> dict[str, Any]:
@@ -243,26 +231,6 @@ def _processors_template(directory: Path) -> str | None:
     """Returns the chat template that a multimodal model stores only in its processor's file."""
     file = directory / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
-
-
-def piece_reader(backend: "BackendTokenizer | None") -> Callable[[str], bytes]:
-    """Returns a function from a vocabulary's pieces to the bytes they stand for.
-
-    Args:
-        backend: the tokenizer; None if the pieces are not byte-level letters (GPT-2's pieces are such letters).
-    """
-    letters: Mapping[str, int] = {}
-    if backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"]):
-        letters = byte_of_letter()
-
-    def read(piece: str) -> bytes:
-        if letters:
-            known = all(letter in letters for letter in piece)
-            return bytes(letters[letter] for letter in piece) if known else piece.encode()
-        found = _BYTE_PIECE.fullmatch(piece)
-        return bytes.fromhex(found[1]) if found else piece.replace(_SPACE, " ").encode()
-
-    return read
 
 
 @lru_cache(1)

@@ -31,7 +31,7 @@ FEATURES = {
             *("deployments/tensorrt", "runtime/tensorrt", "docs/tensorrt.md"),
             *("tests/deployments/tensorrt", "tests/runtime/tensorrt"),
         ),
-        needs=("one_pass", "fingerprint", "fused_layers", "model_trial"),
+        needs=("one_pass", "fingerprint", "fused_layers", "model_trial", "late_commands"),
         words=("build-engine", "engine_dir", "tensorrt"),
     ),
     "fingerprint": Feature(("runtime/heads/fingerprint.py", "tests/runtime/quantised/test_gguf_fingerprint.py")),
@@ -41,7 +41,7 @@ FEATURES = {
             *("tests/deployments/recordings", "tests/runtime/recordings"),
             "tests/runtime/quantised/test_gguf_recordings.py",
         ),
-        needs=("fingerprint", "file_lock"),
+        needs=("fingerprint", "file_lock", "late_commands"),
         words=(
             *("extract", "recording_dir", "recording_share", "recording_max_bytes", "wingbeat_recorded_requests"),
             *("wingbeat_recorded_requests_total", "wingbeat_recording_dropped", "wingbeat_recording_dropped_total"),
@@ -81,7 +81,9 @@ FEATURES = {
             *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
         ),
     ),
-    "local": Feature(("deployments/local", "tests/deployments/local"), words=("'generate'", "generate hi")),
+    "local": Feature(
+        ("deployments/local", "tests/deployments/local"), needs=("late_commands",), words=("'generate'", "generate hi")
+    ),
     "bench": Feature(
         (
             *("deployments/bench", "tests/deployments/bench"),
@@ -105,8 +107,35 @@ FEATURES = {
         ),
         needs=("local",),
     ),
+    "live": Feature(
+        ("deployments/live", "tests/deployments/live", "tests/e2e/test_user_config.py"), words=("user_config",)
+    ),
+    "load_policy": Feature(
+        (
+            *("deployments/load_policy", "cluster/autoscaling.py", "cluster/engine_speed.py"),
+            *("tests/deployments/load_policy", "tests/e2e/test_scaling_live.py", "tests/e2e/test_ray_llm_scaling.py"),
+        ),
+    ),
+    "help_panels": Feature(("deployments/help_panels", "tests/deployments/help_panels")),
+    "repeated_lines": Feature(("deployments/repeated_lines", "tests/deployments/repeated_lines")),
+    "late_commands": Feature(("deployments/cli/late_commands.py",)),
+    "field_names": Feature(("deployments/api/field_names.py",)),
+    "vocabulary_pieces": Feature(("runtime/vocabulary_pieces.py",)),
+    "template_forms": Feature(("deployments/api/template_forms", "tests/deployments/api/test_template_forms.py")),
+    "load": Feature(("deployments/api/load", "tests/deployments/api/endpoints/test_load.py"), words=("/load",)),
+    "bound_socket": Feature(("deployments/bound_socket.py",)),
+    "front_door": Feature(
+        ("deployments/front_door", "tests/deployments/front_door"),
+        needs=("bound_socket",),
+    ),
+    "ray_guard": Feature(("deployments/ray_guard", "tests/deployments/ray_guard")),
+    "start_checks": Feature(
+        ("deployments/start_checks", "tests/deployments/start_checks"),
+        needs=("bound_socket",),
+    ),
     "memory_check": Feature(
         ("deployments/memory_check", "tests/deployments/memory_check"),
+        needs=("start_checks",),
         words=("of memory are free", "this machine has"),
     ),
     "doctor": Feature(
@@ -164,12 +193,14 @@ FEATURES = {
         ),
         words=("/v1/embeddings", "embeddings"),
     ),
+    "generation_rules": Feature(("runtime/generation_rules", "tests/deployments/generation_rules")),
     "tokens": Feature(
         ("deployments/api/tokens", "tests/deployments/api/endpoints/test_token_routes.py"),
         words=("/tokenize", "/detokenize", "/tokenizer_info"),
     ),
     "token_generation": Feature(
         ("deployments/api/token_generation", "tests/deployments/api/test_token_generation.py"),
+        needs=("field_names",),
         words=("/inference/v1/generate", "/v1/chat/completions/render"),
     ),
     "handles": Feature(("deployments/api/handles", "tests/deployments/api/test_by_handle.py")),
@@ -188,7 +219,9 @@ FEATURES = {
     ),
     "round_traces": Feature(("deployments/round_traces", "tests/deployments/round_traces"), words=("/trace",)),
     "spans": Feature(
-        ("deployments/spans", "tests/deployments/spans"), words=("otlp_traces_endpoint", "--otlp-traces-endpoint")
+        ("deployments/spans", "tests/deployments/spans"),
+        needs=("client_metrics",),
+        words=("otlp_traces_endpoint", "--otlp-traces-endpoint"),
     ),
     "prefixes": Feature(
         (
@@ -248,7 +281,7 @@ FEATURES = {
             *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
             *("benchmarks/structured.py", "benchmarks/schema_files.py"),
         ),
-        needs=("masks",),
+        needs=("masks", "vocabulary_pieces"),
         words=("structured_outputs", "response_format", "grammar"),
     ),
     "states": Feature(
@@ -409,7 +442,7 @@ FEATURES = {
     ),
     "foreign_vocabulary": Feature(
         ("runtime/foreign_vocabulary", "tests/runtime/foreign_vocabulary"),
-        needs=("draft_model",),
+        needs=("draft_model", "vocabulary_pieces"),
         words=("foreign_vocabulary", "foreign-vocabulary", "a model of another vocabulary"),
     ),
     "user_drafter": Feature(
@@ -431,7 +464,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
-        needs=("fleet_names", "kernel_tools"),
+        needs=("fleet_names", "kernel_tools", "live", "field_names"),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
@@ -473,6 +506,7 @@ FEATURES = {
     "tcp": Feature(
         (
             *("cluster/channels/tcp", "deployments/two_nodes", "tests/cluster/channels/test_remote*.py"),
+            "tests/deployments/two_nodes",
             *("benchmarks/remote_channel.py", "benchmarks/delaying_proxy.py", "benchmarks/results/remote_channel.*"),
         ),
         words=(
@@ -493,7 +527,14 @@ FEATURES = {
             "tests/deployments/several_models/test_gpus_of_several.py",
         ),
     ),
-    "ray_metrics": Feature(("deployments/ray_metrics", "tests/deployments/ray_metrics", "examples/grafana_ray.json")),
+    "client_metrics": Feature(
+        ("deployments/client_metrics", "tests/deployments/client_metrics"),
+        words=("vllm", "wingbeat_router_requests", "wingbeat_router_answers", "wingbeat_router_answers_total"),
+    ),
+    "ray_metrics": Feature(
+        ("deployments/ray_metrics", "tests/deployments/ray_metrics", "examples/grafana_ray.json"),
+        needs=("client_metrics",),
+    ),
     "shared_drafters": Feature(
         (
             *("deployments/shared_drafters", "runtime/shared_drafters", "cluster/channels/any_bell.py"),
@@ -527,7 +568,7 @@ FEATURES = {
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),
             "tests/clients/test_responses_client.py",
         ),
-        needs=("parsing",),
+        needs=("parsing", "field_names"),
         words=("/v1/responses",),
     ),
     "messages": Feature(
@@ -535,7 +576,7 @@ FEATURES = {
             *("deployments/api/messages_api", "tests/deployments/api/test_messages_api.py"),
             "tests/clients/test_anthropic_client.py",
         ),
-        needs=("parsing",),
+        needs=("parsing", "field_names"),
         words=("/v1/messages",),
     ),
 }

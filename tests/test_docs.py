@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S
 from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS
 from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
 
@@ -35,9 +34,6 @@ def says(document: str, sentence: str) -> bool:
             f"the prompt tokens of a round, from {PROMPT_TOKENS['cuda']} to {PROMPT_TOKENS['cuda'] // 2} or "
             f"{LEAST_PROMPT_TOKENS}.",
         ),
-        ("operations.md", f"for the mean need of the last `upscale_delay_s` ({DELAYS['upscale_delay_s']:.0f} s)"),
-        ("operations.md", f"removed after `downscale_delay_s` ({DELAYS['downscale_delay_s']:.0f} s)"),
-        ("operations.md", f"wait of a new request: {TARGET_QUEUE_S:.0f} s by default"),
     ],
     ids=str,
 )

@@ -31,7 +31,6 @@ from wingbeat.deployments.api.prompts import PromptReader, Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestRefused
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
-from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.request import FinishReason, Request
@@ -55,6 +54,16 @@ class ChatReader(Protocol):
         ...
 
 
+class ClientFigures(Protocol):
+    """Measures choices, see the hook `router_figures`."""
+
+    def measured(
+        self, deltas: AsyncGenerator[ChoiceDelta, None], request: Request, max_model_len: int, num_choices: int
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        """Yields the deltas of a choice. `num_choices` is `n` if the choice is the first of its prompt, else 0."""
+        ...
+
+
 class CompletionService:
     """Answers checked requests on the engines of one model."""
 
@@ -63,7 +72,7 @@ class CompletionService:
         pool: EnginePool,
         tokenizer: Tokenizer,
         chat_reader: ChatReader | None = None,
-        figures: RouterFigures | None = None,
+        figures: ClientFigures | None = None,
         prompt_reader: PromptReader | None = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         takes_templates: bool = False,
@@ -91,7 +100,7 @@ class CompletionService:
         self.prompts = Prompts(pool, tokenizer, prompt_reader, takes_templates, aliases)
         self.tokenizer = tokenizer
         self._reader = chat_reader
-        self.figures = figures or RouterFigures()
+        self.figures = figures
         self.of_parts = of_parts
 
     async def plan_completion(self, body: CompletionBody) -> Generation:
@@ -290,17 +299,13 @@ class CompletionService:
             finish_reason=finish, metrics=metrics, num_cached_tokens=output.num_cached_tokens, stop_reason=stop
         )
 
-    async def _measured(
+    def _measured(
         self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None], choices_per_prompt: int
     ) -> AsyncGenerator[ChoiceDelta, None]:
+        if self.figures is None:
+            return deltas
         num_choices = 0 if choice.index % choices_per_prompt else choices_per_prompt
-        with self.figures.watch(choice.request, self.pool.info.max_model_len, num_choices) as watch:
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)
-                    if delta.finish_reason is not None:
-                        watch.end = str(delta.finish_reason)
-                    yield delta
+        return self.figures.measured(deltas, choice.request, self.pool.info.max_model_len, num_choices)
 
 
 def _choice(index: int, request: Request, body: GenerationBody, prompt: Prompt, *, is_echo_alone: bool) -> Choice:

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain
 from typing import Any, Literal, Protocol, TypeVar
 
 from wingbeat.deployments.api.answers.generation import Prompt
@@ -23,9 +24,8 @@ from wingbeat.deployments.api.errors import (
     unknown_model,
     unsupported,
 )
-from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
-from wingbeat.deployments.parts import first_result
+from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
@@ -267,7 +267,7 @@ class Prompts:
         try:
             return self._rendered(body, body.template_messages(self.in_parts))
         except ValueError as error:
-            for messages in other_forms(body, self.in_parts):
+            for messages in chain(*(forms(body, self.in_parts) for forms in hooks("other_forms"))):
                 with suppress(ValueError):
                     return self._rendered(body, messages)
             param = "messages" if body.chat_template is None else "chat_template"

@@ -18,7 +18,6 @@ from wingbeat.deployments.api.answers.responses import (
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
 from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watchers
 from wingbeat.deployments.api.endpoints.server_routes import add_server_routes
@@ -83,7 +82,6 @@ def create_app(
         add_more(app)
     for add_routes in hooks("add_routes"):
         add_routes(app, models)
-    add_load(app, models.pools)
     for add_last in hooks("add_last"):
         add_last(app)
     return app

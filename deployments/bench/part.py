@@ -13,9 +13,9 @@ def add_commands(app: "typer.Typer") -> None:
     """Add the command."""
     from wingbeat.deployments.bench.command import bench_command
     from wingbeat.deployments.bench.options import BenchConfig
-    from wingbeat.deployments.cli.commands import JsonOption, Level, show_log_from
+    from wingbeat.deployments.cli.commands import Command, Level
+    from wingbeat.deployments.cli.late_commands import JsonOption, show_log_from
     from wingbeat.deployments.cli.options import model_command
-    from wingbeat.deployments.cli.panels import GroupedCommand
 
     def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:
         """Compare speculative with plain decoding in this process, or several drafters in processes of their own."""
@@ -24,4 +24,4 @@ def add_commands(app: "typer.Typer") -> None:
         show_log_from(log_level)
         bench_command(config, as_json, open_engine)
 
-    app.command("bench", cls=GroupedCommand)(model_command(BenchConfig, bench, arguments=("model",)))
+    app.command("bench", cls=Command)(model_command(BenchConfig, bench, arguments=("model",)))

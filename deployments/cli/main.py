@@ -3,16 +3,16 @@
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli import preflight
-from wingbeat.deployments.cli.commands import Level, new_app
+from wingbeat.deployments.cli.commands import Command, Level, new_app
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
-from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
+from wingbeat.deployments.options.panel_titles import CLUSTER
 from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.start_up import StartUp
 
@@ -70,7 +70,7 @@ def _app() -> typer.Typer:
     ) -> None:
         """EAGLE speculative decoding as a Ray Serve application."""
 
-    app.command("serve", cls=GroupedCommand)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
+    app.command("serve", cls=Command)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
     for add_commands in hooks("add_commands"):
         add_commands(app)
     return app
@@ -114,9 +114,11 @@ def _serve(
         start_up.event("checking the settings and the files")
         # In a cluster that is joined, GPU shares are chosen only after joining it, from the number of GPUs that Ray
         # reports.
-        for take_gpus in hooks("take_gpus") if preflight.is_here(address) else ():
+        here = address is None and not _joins_cluster()
+        for take_gpus in hooks("take_gpus") if here else ():
             config = take_gpus(config, False, start_up.event)
-        preflight.check(config, host, port, address)
+        for check in hooks("check_start"):
+            check(config, host, port, address, here)
         start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
         # Ray is imported here, because the import takes seconds and nothing before this line needs Ray.
         from wingbeat.deployments.launch import StartError, serve_until_stopped
@@ -129,3 +131,11 @@ def _serve(
         raise UserError(str(error)) from error
     finally:
         start_up.close()
+
+
+def _joins_cluster() -> bool:
+    """Returns whether Ray will join a running cluster, according to the environment variable and the file that Ray
+    itself reads.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
+    return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from wingbeat.deployments.cli.panels import panel_of, place
 from wingbeat.deployments.options.problems import first_problem, plain_type
 from wingbeat.deployments.options.words import listed
+from wingbeat.deployments.parts import first_result, hooks
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -39,12 +39,15 @@ def model_command(
         run(build_config(config_class, values), **own_values)
 
     parameters = [_argument(name) for name in arguments]
-    panel = panel_of(config_class)
+    panel = first_result("option_panel", config_class) or (lambda name: None)
     options = [_parameter(name, config_class.model_fields[name], panel(name)) for name in config_class.model_fields]
     # Typer reads options from this signature. Parameters are keyword-only, so that parameters without a default may
     # follow parameters with a default.
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    command.__signature__ = inspect.Signature([*parameters, *sorted([*options, *own], key=place)])
+    listed_options = [*options, *own]
+    for place in hooks("option_place"):
+        listed_options.sort(key=place)
+    command.__signature__ = inspect.Signature([*parameters, *listed_options])
     command.__doc__ = run.__doc__
     return command
 

@@ -15,7 +15,7 @@ def add_commands(app: "typer.Typer") -> None:
     """Add the command, which parses its arguments when it runs."""
     import typer
 
-    from wingbeat.deployments.cli.commands import JsonOption, add_late_command
+    from wingbeat.deployments.cli.late_commands import JsonOption, add_late_command
 
     def doctor(config: "DoctorConfig", as_json: JsonOption = False) -> None:
         """Check part by part whether this machine can serve; exit code 1 if a part has failed."""

@@ -5,7 +5,7 @@ import base64
 import json
 import uuid
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ class Embeddings:
 
     def __init__(self, service: CompletionService) -> None:
         self._pool, self._prompts = service.pool, service.prompts
-        self._figures, self._sizes = service.figures, service.sizes
+        self._figures: Any = service.figures
+        self._sizes = service.sizes
         self.kind = service.of_parts.get("embeddings", NO_EMBEDDINGS)
 
     async def answer(self, body: EmbeddingsBody) -> bytes:
@@ -95,7 +96,12 @@ class Embeddings:
         numbers = most if body.dimensions is None else min(body.dimensions, most)
         each = BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
         total = len(body.input) * (EMBEDDING_BYTES + numbers * each)
-        self._sizes.check_whole(total, "input", f"{len(body.input)} embeddings of {numbers} numbers")
+        if total > (limit := self._sizes.max_bytes):
+            message = (
+                f"'input' asks for too long an answer: {len(body.input)} embeddings of {numbers} numbers could make "
+                f"{total} bytes, and this server answers by {limit} at most (max_answer_bytes). Send several requests."
+            )
+            raise ApiError(message, param="input", code="answer_too_long")
         return total
 
     def _check(self, prompts: Sequence[Prompt]) -> None:
@@ -120,14 +126,17 @@ class Embeddings:
 
     async def _one(self, request: Request) -> bytes:
         embedding = b""
-        with self._figures.watch(request, self._pool.info.max_model_len) as watch:
+        figures, longest = self._figures, self._pool.info.max_model_len
+        with nullcontext() if figures is None else figures.watch(request, longest) as watch:
             async with aclosing(self._pool.generate(request, session_id())) as outputs:
                 async for output in outputs:
                     embedding = embedding or output.report
-                    watch.took(0, output.engine_id, output.queue_s)
+                    if watch is not None:
+                        watch.took(0, output.engine_id, output.queue_s)
             if not embedding:
                 raise EngineUnavailable("The engine ended the request before it was complete.")
-            watch.end = "stop"
+            if watch is not None:
+                watch.end = "stop"
         return embedding
 
 

@@ -15,7 +15,7 @@ def add_commands(app: "typer.Typer") -> None:
     """Add the command, which parses its arguments when it runs."""
     import typer
 
-    from wingbeat.deployments.cli.commands import JsonOption, add_late_command
+    from wingbeat.deployments.cli.late_commands import JsonOption, add_late_command
 
     def inspect(
         config: "InspectConfig",

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 
 from wingbeat.deployments.metrics.families import counter, gauge
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, rows
+from wingbeat.deployments.metrics.rows import LABELS, Read, by_key, rows
 
 
 def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:

@@ -12,9 +12,9 @@ def add_commands(app: "typer.Typer") -> None:
     """Add the command."""
     import typer
 
-    from wingbeat.deployments.cli.commands import JsonOption, Level, show_log_from
+    from wingbeat.deployments.cli.commands import Command, Level
+    from wingbeat.deployments.cli.late_commands import JsonOption, show_log_from
     from wingbeat.deployments.cli.options import model_command
-    from wingbeat.deployments.cli.panels import GroupedCommand
     from wingbeat.deployments.local.generate import GenerateConfig, generate_command
 
     def generate(
@@ -30,4 +30,4 @@ def add_commands(app: "typer.Typer") -> None:
         show_log_from(log_level)
         generate_command(config, prompt, tuple(stop or ()), as_json, open_engine)
 
-    app.command("generate", cls=GroupedCommand)(model_command(GenerateConfig, generate))
+    app.command("generate", cls=Command)(model_command(GenerateConfig, generate))

@@ -7,7 +7,7 @@ from prometheus_client import Metric
 
 from wingbeat.deployments.metrics.families import gauge
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import LABELS, figure, rows
+from wingbeat.deployments.metrics.rows import LABELS, figure, rows
 
 LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.live.live_options import LiveOptions
 from wingbeat.deployments.lora.fleet import AdapterRefused, FleetAdapters
 from wingbeat.deployments.model_front import ModelFront
-from wingbeat.deployments.options.live_options import LiveOptions
 
 ENGINES_S = 60.0
 """Maximum seconds to wait for an engine that can read an adapter. A wait may be needed, because a router that has just

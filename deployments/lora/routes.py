@@ -7,7 +7,8 @@ from pydantic import Field
 from wingbeat.deployments.api.answers.answering import read_body
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
-from wingbeat.deployments.api.errors import ApiError, field_names, invalid, shown
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.field_names import field_names
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.lora.fleet import AdapterExists, AdapterRefused, FleetAdapters
 from wingbeat.runtime.lora.names import MOST_NAME_CHARS, name_problem

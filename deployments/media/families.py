@@ -6,7 +6,7 @@ from prometheus_client import Metric
 
 from wingbeat.deployments.metrics.families import counter, gauge
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import LABELS, Read, rows
+from wingbeat.deployments.metrics.rows import LABELS, Read, rows
 from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 
 
@@ -31,4 +31,4 @@ def _encoders(field: str) -> Read:
 
 
 def _tokens(kind: str) -> Read:
-    return lambda figures: figures["clients"] and figures["clients"]["span_tokens"].get(kind, 0)
+    return lambda figures: figures.get("clients") and figures["clients"]["span_tokens"].get(kind, 0)

@@ -9,7 +9,6 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import vllm_families
 from wingbeat.deployments.metrics.wingbeat_families import wingbeat_families
 from wingbeat.deployments.parts import hooks
 
@@ -30,7 +29,7 @@ class SnapshotCollector(Collector):
 
 def _families(snapshot: FleetSnapshot) -> Iterable[Metric]:
     more = (families(snapshot) for families in hooks("families"))
-    return chain(vllm_families(snapshot), wingbeat_families(snapshot), *more)
+    return chain(wingbeat_families(snapshot), *more)
 
 
 def _joined(families: Sequence[Metric]) -> Metric:

@@ -3,11 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
-
-from wingbeat.deployments.metrics.client_figures import RouterFigures
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 FRESH_S = 1.0
@@ -19,8 +17,25 @@ REPORT_EVERY_S = 3.0
 engines.
 """
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Function (engine id, this router's report) -> the engine's figures; raises the exceptions of the transport."""
+
+class OwnFigures(Protocol):
+    """Figures of a router, see the hook `router_figures`."""
+
+    def report(self, engine_id: str) -> dict[str, Any]:
+        """Returns the router's report for an engine, which passes the report on to other routers."""
+        ...
+
+    def routers(self, engines: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Returns figures of all routers, by id, from the figures of engines and this router's own."""
+        ...
+
+    def forget_engines(self, live: frozenset[str]) -> None:
+        """Removes the figures of engines that no longer exist."""
+        ...
+
+
+Ask = Callable[[str, dict[str, Any] | None], Awaitable[dict[str, Any]]]
+"""Function (engine id, this router's report or None) -> the engine's figures; raises the transport's exceptions."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class FleetSnapshot:
     silent: tuple[str, ...] = ()
     """Ids of live engines that did not answer in time."""
     routers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """`RouterFigures.router_figures` of each router."""
+    """Figures of each router, by id; empty if routers have no figures."""
 
 
 class FleetFigures:
@@ -42,7 +57,7 @@ class FleetFigures:
     Args:
         engine_ids: returns the ids of the live engines.
         ask: calls an engine.
-        own: figures of this router.
+        own: figures of this router; None if routers have no figures.
         patience_s: seconds after which an engine that has not answered is left out.
         clock: returns seconds.
     """
@@ -52,7 +67,7 @@ class FleetFigures:
         model_name: str,
         engine_ids: Callable[[], frozenset[str]],
         ask: Ask,
-        own: RouterFigures,
+        own: OwnFigures | None = None,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,8 +91,8 @@ class FleetFigures:
         return await asyncio.shield(self._asking)
 
     async def run(self) -> None:
-        """Reports this router's figures to the engines every `REPORT_EVERY_S`, forever."""
-        while True:
+        """Reports this router's figures to the engines every `REPORT_EVERY_S`, forever; returns if there are none."""
+        while self._own is not None:
             await self.snapshot()
             await asyncio.sleep(REPORT_EVERY_S)
 
@@ -86,13 +101,15 @@ class FleetFigures:
         answers = await asyncio.gather(*map(self._ask_one, engine_ids))
         engines = {engine_id: answer for engine_id, answer in zip(engine_ids, answers, strict=True) if answer}
         silent = tuple(engine_id for engine_id in engine_ids if engine_id not in engines)
-        self._own.forget_engines(frozenset(engine_ids))
-        snapshot = FleetSnapshot(self._model_name, engines, silent, self._routers(engines))
+        snapshot = FleetSnapshot(self._model_name, engines, silent)
+        if self._own is not None:
+            self._own.forget_engines(frozenset(engine_ids))
+            snapshot = replace(snapshot, routers=self._own.routers(engines))
         self._latest, self._taken_at = snapshot, self._clock()
         return snapshot
 
     async def _ask_one(self, engine_id: str) -> dict[str, Any] | None:
-        report = self._own.report(engine_id)
+        report = None if self._own is None else self._own.report(engine_id)
         try:
             async with asyncio.timeout(self._patience_s):
                 return await self._ask(engine_id, report)
@@ -102,13 +119,3 @@ class FleetFigures:
                 why = f"no answer within {self._patience_s:g} s" if isinstance(error, TimeoutError) else None
                 logger.info("Engine %s returns no metrics: %s", engine_id, why or type(error).__name__)
             return None
-
-    def _routers(self, engines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Returns the newest report of each router among the reports that the engines hold."""
-        newest: dict[str, dict[str, Any]] = {}
-        for figures in engines.values():
-            for router_id, router in figures.get("routers", {}).items():
-                if router["number"] > newest.get(router_id, {"number": -1})["number"]:
-                    newest[router_id] = router
-        newest[self._own.router_id] = self._own.router_figures()
-        return newest

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 
 
@@ -12,11 +11,9 @@ from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 class Monitor:
     """Sources of metrics, and watchers of requests."""
 
-    own: RouterFigures
-    """Figures of this router."""
     fleets: Sequence[FleetFigures]
     """Figures of all engines and routers, one object per model."""
     watchers: Sequence[Any] = ()
-    """Request watchers that optional parts add; each is an `api.guard.RequestWatcher`."""
+    """Request watchers of optional parts; each is an `api.guard.RequestWatcher`."""
     access_log: bool = False
     """Whether every request is logged."""

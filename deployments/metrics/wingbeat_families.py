@@ -1,4 +1,4 @@
-"""Metrics that vLLM does not have: draft trees, drafter, speculation policy, phases of rounds, routers."""
+"""Metrics that vLLM does not have: draft trees, drafter, speculation policy, phases of rounds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from prometheus_client import Metric
 
 from wingbeat.deployments.metrics.families import counter, gauge, histogram
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, figure, in_labels, rows
+from wingbeat.deployments.metrics.rows import LABELS, Read, by_key, figure, in_labels, rows
 
 DRAFTER_STATES = ("attached", "late", "lost", "none")
 
@@ -20,7 +20,6 @@ def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield from _drafter(snapshot)
     yield from _heads(snapshot)
     yield from _kv(snapshot)
-    yield from _routers(snapshot)
 
 
 def _up(snapshot: FleetSnapshot) -> Iterator[Metric]:
@@ -178,22 +177,6 @@ def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, figure("num_free_blocks")))
     text = "KV blocks of saved prefixes, which cannot be evicted."
     yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, figure("num_pinned_blocks")))
-
-
-def _routers(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    routers = snapshot.routers.items()
-    yield gauge(
-        "wingbeat_router_requests",
-        "Choices admitted by the router, in engines and in its queue.",
-        ("router",),
-        (((router_id,), figures["num_admitted"]) for router_id, figures in routers),
-    )
-    yield counter(
-        "wingbeat_router_answers",
-        "HTTP answers by status.",
-        ("router", "status"),
-        (((router_id, status), n) for router_id, figures in routers for status, n in figures["answers"].items()),
-    )
 
 
 def _accepted_depths(figures: dict[str, Any]) -> dict[int, int]:

@@ -336,15 +336,3 @@ class ModelOptions(ModelSettings):
 
     def _tree(self) -> dict[str, Any]:
         return {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
-
-
-def checkpoint_here(model: Path | None) -> Path | None:
-    """Returns the verifier's folder if it is on this machine. Returns None for a name on the hub, or if `model` is None
-    and the demo pair is missing.
-    """
-    if model is not None:
-        return None if HubName.parse(model) is not None else checkpoint_folder(model)
-    try:
-        return demo_pair().verifier
-    except FileNotFoundError:
-        return None

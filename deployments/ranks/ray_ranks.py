@@ -8,7 +8,7 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from wingbeat.cluster.placement import assigned_devices, claim_devices, member_options
+from wingbeat.cluster.placement import actor_options, assigned_devices, claim_devices, in_bundle
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.actor_process import ActorProcess
@@ -57,7 +57,8 @@ class RayRanks:
         self._folder = Path(tempfile.mkdtemp(prefix="wingbeat-ranks-"))
         self.group = RankGroup(self._folder / "store", size)
         self._actors = [
-            ray.remote(RankActor).options(max_restarts=0, **member_options(share, rank, size)).remote(config)
+            # Ranks 1 and up are the last bundles of the calling process's group.
+            ray.remote(RankActor).options(max_restarts=0, **actor_options(share, in_bundle(rank - size))).remote(config)
             for rank in range(1, size)
         ]
         self._processes: dict[int, ActorProcess] = {}

@@ -1,10 +1,13 @@
 """The setting `tensor_parallel_size`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from wingbeat.deployments.options.panel_titles import CLUSTER
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.tensor_parallel.group import PART_OF_GPU, RANKS, THREADS_TRIED
 
 if TYPE_CHECKING:
@@ -41,13 +44,24 @@ def check_settings(config: "AppConfig") -> None:
         )
     if size == 1:
         return
-    from wingbeat.deployments.options.model_options import checkpoint_here
     from wingbeat.runtime.tensor_files import read_fields, text_fields
     from wingbeat.runtime.tensor_parallel.divisible import check_sizes
 
-    folder = checkpoint_here(config.model)
+    folder = _checkpoint_here(config.model)
     if folder is not None:
         fields = read_fields(folder / "config.json")
         names = fields.get("architectures")
         name = names[0] if isinstance(names, list) and names else folder.resolve().name
         check_sizes(text_fields(fields), str(name), size)
+
+
+def _checkpoint_here(model: Path | None) -> Path | None:
+    """Return the verifier's folder if it is on this machine; None for a name on the hub, or if `model` is None and the
+    demo pair is missing.
+    """
+    if model is not None:
+        return None if HubName.parse(model) is not None else checkpoint_folder(model)
+    try:
+        return demo_pair().verifier
+    except FileNotFoundError:
+        return None

@@ -19,7 +19,7 @@ families = "wingbeat.deployments.recordings.families:recording_families"
 
 def add_commands(app: "typer.Typer") -> None:
     """Add `wingbeat extract`, which parses its arguments when it runs."""
-    from wingbeat.deployments.cli.commands import add_late_command
+    from wingbeat.deployments.cli.late_commands import add_late_command
 
     def extract(config: "ExtractConfig") -> None:
         """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""

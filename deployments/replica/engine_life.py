@@ -17,6 +17,7 @@ from wingbeat.cluster.cores import waiting_env
 from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.deployments.fleet.catalog import Names
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart, EngineStarted
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
@@ -252,17 +253,14 @@ class EngineLife:
 
     async def _start_drafter(self, started: EngineStarted) -> None:
         launch, terms, config = self._launch_drafter, self._drafter.terms, self._start.config
-        self.supervisor = DrafterSupervisor(
-            self.client.call,
-            started.channel_name,
-            lambda: launch(terms),
-            config.drafter_back_off_s,
-            takes_in=config.may_take_drafter_in(),
+        supervisor = first_result("drafter_supervisor", config, started) or DrafterSupervisor
+        self.supervisor = supervisor(
+            self.client.call, started.channel_name, lambda: launch(terms), config.drafter_back_off_s
         )
         patience_s, checks = getattr(self._drafter, "patience_s", None), started.checks_drafter
         try:
             async with asyncio.timeout(patience_s):
-                await self.supervisor.start(self._drafter, started.channel_problem)
+                await self.supervisor.start(self._drafter)
         except TimeoutError:
             logger.warning(
                 "no drafter of the pool has attached within %.0f s: serving without one until one attaches", patience_s

@@ -5,7 +5,6 @@ outputs.
 import asyncio
 from typing import NamedTuple
 
-from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.routing import AnswerLength, PrefixIndex
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.wire import WireOutput
@@ -22,7 +21,9 @@ class ClientLoad(NamedTuple):
     """Number of tokens still to be computed: prompts of requests without output, and expected output tokens."""
 
 
-class _OpenRequest:
+class OpenRequest:
+    """A request that the engine has not finished, and its numbers of tokens."""
+
     __slots__ = ("begins_alone", "num_done", "num_prompt", "num_written", "unwritten")
 
     def __init__(self, request: Request) -> None:
@@ -30,11 +31,6 @@ class _OpenRequest:
         self.begins_alone = request.alone
         self.num_written = 0
         self.unwritten = max(0, request.params.max_tokens - self.num_done)
-
-    @property
-    def num_held(self) -> int:
-        """Number of KV cache positions that the request occupies once it runs."""
-        return self.num_prompt + self.num_done + self.num_written
 
 
 class ClientLoads:
@@ -44,15 +40,16 @@ class ClientLoads:
         self.answers = AnswerLength()
         self.num_passed = 0
         """Number of tokens that the engine has computed so far, in prompts and outputs."""
-        self._open: dict[tuple[str, int], _OpenRequest] = {}
+        self.open: dict[tuple[str, int], OpenRequest] = {}
+        """Open requests by client and number."""
 
     def submitted(self, client_id: str, number: int, request: Request) -> None:
         """Count a request that is sent to the engine; a request that is already counted is ignored."""
-        self._open.setdefault((client_id, number), _OpenRequest(request))
+        self.open.setdefault((client_id, number), OpenRequest(request))
 
     def written(self, client_id: str, output: WireOutput) -> None:
         """Count the tokens of an output of the engine."""
-        request, num_tokens = self._open.get((client_id, output.number)), len(output.token_ids)
+        request, num_tokens = self.open.get((client_id, output.number)), len(output.token_ids)
         if request is None or not num_tokens:
             return
         self.num_passed += num_tokens + (0 if request.num_written else request.num_prompt + request.num_done)
@@ -66,7 +63,7 @@ class ClientLoads:
         earlier engine.
         """
         found: dict[str, list[int]] = {}
-        for (client_id, number), request in self._open.items():
+        for (client_id, number), request in self.open.items():
             if not request.num_done + request.num_written:
                 found.setdefault(client_id, []).append(number)
         return found
@@ -77,40 +74,27 @@ class ClientLoads:
         A request runs alone if it is the oldest open request that has to begin alone and has at most `ALONE_TOKENS`
         output tokens so far.
         """
-        of_them = (key for key, one in self._open.items() if one.begins_alone and one.num_written <= ALONE_TOKENS)
+        of_them = (key for key, one in self.open.items() if one.begins_alone and one.num_written <= ALONE_TOKENS)
         return next(of_them, None)
 
     def ended(self, client_id: str, number: int) -> None:
         """Forget a request that has ended, for whatever reason; an unknown request is ignored."""
-        self._open.pop((client_id, number), None)
+        self.open.pop((client_id, number), None)
 
     def left(self, client_id: str) -> None:
         """Forget a client that has disconnected, with all its requests."""
-        for request in [request for request in self._open if request[0] == client_id]:
-            del self._open[request]
+        for request in [request for request in self.open if request[0] == client_id]:
+            del self.open[request]
 
     @property
     def num_requests(self) -> int:
         """Number of open requests."""
-        return len(self._open)
-
-    def replica_load(self, num_slots: int, num_kv_tokens: int, tokens_per_s: float) -> ReplicaLoad:
-        """Return load figures for an autoscaling policy.
-
-        Args:
-            num_slots: maximum sequences that the engine runs at once.
-            num_kv_tokens: tokens that the KV pool holds; 0 if unknown.
-            tokens_per_s: measured throughput of the engine.
-        """
-        started = [request for request in self._open.values() if request.num_written]
-        num_tokens = sum(load.num_tokens for load in self.by_client().values())
-        kv_share = sum(request.num_held for request in started) / num_kv_tokens if num_kv_tokens else 0.0
-        return ReplicaLoad(self.num_requests, len(started), num_tokens, kv_share, num_slots, tokens_per_s)
+        return len(self.open)
 
     def by_client(self) -> dict[str, ClientLoad]:
         """Return the load of each client."""
         loads: dict[str, ClientLoad] = {}
-        for (client_id, _), request in self._open.items():
+        for (client_id, _), request in self.open.items():
             load = loads.get(client_id, ClientLoad())
             to_compute = 0 if request.num_written else request.num_prompt + request.num_done
             num_tokens = to_compute + self.answers.expected_tokens(request.unwritten)

@@ -12,30 +12,25 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
-from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
-from wingbeat.deployments.log import show_log
-from wingbeat.deployments.metrics.router_reports import RouterReports
+from wingbeat.deployments.log import level_at_start, show_log
 from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_life import EngineLife
-from wingbeat.deployments.replica.live_replica import LiveReplica
+from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
 """Seconds without a call after which a router counts as dead and its requests are aborted."""
-LOOK_S = 0.5
-"""Seconds between two samples of the engine's throughput."""
 
 
 class WrongEngine(RuntimeError):
@@ -46,7 +41,10 @@ class OtherModel(RuntimeError):
     """The caller's requests are for another model than this replica serves, such as the model before an update."""
 
 
-class Verifier(LiveReplica):
+VerifierBase: Any = type("VerifierBase", hooks("verifier_base"), {})
+
+
+class Verifier(VerifierBase):
     """Replica of an engine with its drafter. Each call names the engine for which the call is meant; see
     `EngineRequestRouter`.
 
@@ -58,6 +56,11 @@ class Verifier(LiveReplica):
         store_key: key of `ClusterMemory`.
     """
 
+    log_level = level_at_start()
+    """Log level of the replica, of its engine, and of engines that replace the engine."""
+    _engines: EngineSupervisor
+    _is_up = False
+
     async def __init__(
         self, config: AppConfig, drafters: DeploymentHandle | None = None, store_key: str | None = None
     ) -> None:
@@ -66,7 +69,7 @@ class Verifier(LiveReplica):
         self._names = Names()
         """Named objects that requests may use, kept for routers that connect later and for engines that start later."""
         self._seen_at: dict[str, float] = {}
-        self._reports = RouterReports()
+        self._reports = first_result("router_reports")
         self._tasks: list[asyncio.Task] = []
         self._config = config
         address = first_result("address", config)
@@ -89,16 +92,22 @@ class Verifier(LiveReplica):
             raise
         self._info: ModelInfo = replace(self._engines.life.info, text_identity=config.text_identity())
         self._num_slots = self._info.max_num_seqs or config.most_num_seqs()
-        self._speed = EngineSpeed(self._num_slots)
         self._spawn(self._engines.run())
         self._spawn(self._expire_clients())
-        self._spawn(self._measure())
+        for run in hooks("replica_tasks"):
+            self._spawn(run(self))
         made = (begin(config, lambda: self._engines.client.call("figures")) for begin in hooks("beside_engine"))
         self._beside = [one for one in made if one is not None]
         for task in (task for one in self._beside for task in one.tasks()):
             self._spawn(task)
         for publish in hooks("publish"):
             self._spawn(publish(self._info.model_name, self._engine_id, self.stats))
+
+    def check_health(self) -> None:
+        """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""
+        if self._engines.failure is not None:
+            raise self._engines.failure
+        self._is_up = True
 
     async def describe(self) -> ModelInfo:
         """Return a description of the served model."""
@@ -167,7 +176,7 @@ class Verifier(LiveReplica):
         """Return the engine's figures, the ids of its processes, and reports of routers.
 
         Args:
-            report: `RouterFigures.report` of the calling router.
+            report: report of the calling router, see the hook `router_figures`.
 
         Raises:
             WrongEngine: this is another engine.
@@ -175,8 +184,7 @@ class Verifier(LiveReplica):
         """
         if engine_id is not None:
             self._check(engine_id)
-        if report is not None:
-            self._reports.add(report)
+        reported = {} if self._reports is None else self._reports.exchange(report)
         client = self._engines.client
         life = self._engines.life
         figures, supervisor = await client.call("figures"), life.supervisor
@@ -200,8 +208,7 @@ class Verifier(LiveReplica):
             "weights": client.weights,
             "recording": figures.recording,
             **of_parts,
-            "clients": self._reports.clients(),
-            "routers": self._reports.routers(),
+            **reported,
         }
 
     async def report(self) -> dict[str, Any]:
@@ -264,18 +271,6 @@ class Verifier(LiveReplica):
         for kind, entries in changed.items():
             await client.call("keep_names", kind, entries)
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook: returns load figures for autoscaling policies.
-
-        Serve's own figure would be useless, because it counts one call (the stream) per router.
-        """
-        life = self._engines.life
-        if life is None:
-            return ReplicaLoad(num_slots=self._num_slots)._asdict()
-        return life.client.loads.replica_load(
-            self._num_slots, self._info.num_kv_tokens, self._speed.tokens_per_s
-        )._asdict()
-
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: releases everything."""
         await self._end()
@@ -309,14 +304,6 @@ class Verifier(LiveReplica):
             raise WrongEngine(f"engine {engine_id} is gone; this is {self._engine_id}")
         if client_id is not None:
             self._seen_at[client_id] = time.monotonic()
-
-    async def _measure(self) -> None:
-        """Measure the engine's throughput as long as the engine has enough work."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if (life := self._engines.life) is not None:
-                loads = life.client.loads
-                self._speed.look(loads.num_passed, loads.num_requests, time.monotonic())
 
     async def _expire_clients(self) -> None:
         while True:

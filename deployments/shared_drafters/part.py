@@ -62,7 +62,7 @@ def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
     engine.
     """
     from wingbeat.deployments.metrics.families import gauge
-    from wingbeat.deployments.metrics.vllm_families import LABELS, rows
+    from wingbeat.deployments.metrics.rows import LABELS, rows
 
     yield gauge(
         "wingbeat_drafter_lacks_room",

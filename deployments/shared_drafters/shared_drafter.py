@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import ray
 from ray.actor import ActorHandle
 
-from wingbeat.cluster.placement import shared_drafter_options
+from wingbeat.cluster.placement import actor_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, renewed
@@ -43,7 +43,7 @@ class SharedDrafter:
     @classmethod
     def start(cls, config: AppConfig) -> Self:
         """Start an actor and return its handle at once, before Ray has placed the actor."""
-        options = shared_drafter_options(config.drafter_share())
+        options = actor_options(config.drafter_share(), "SPREAD")
         return cls(ray.remote(SharedDrafterActor).options(max_restarts=0, **options).remote(config))
 
     async def status(self) -> DrafterStatus:

@@ -12,7 +12,7 @@ from wingbeat.deployments.spans.settings import EXPORTER
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-    from wingbeat.deployments.metrics.client_figures import ClientWatch
+    from wingbeat.deployments.client_metrics.client_figures import ClientWatch
 
 
 def exporting_provider(endpoint: str, model_name: str) -> "TracerProvider":

@@ -43,7 +43,7 @@ def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
     """Yield counters of rounds whose draft tree continued earlier text."""
     from wingbeat.deployments.metrics.families import counter
-    from wingbeat.deployments.metrics.vllm_families import LABELS, rows
+    from wingbeat.deployments.metrics.rows import LABELS, rows
 
     texts = {
         "rounds": "Rounds of sequences with a draft tree that continued earlier text",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def add_commands(app: "typer.Typer") -> None:
     """Add the command, which parses its arguments when it runs."""
-    from wingbeat.deployments.cli.commands import add_late_command
+    from wingbeat.deployments.cli.late_commands import add_late_command
 
     def build_engine(config: "BuildEngineConfig") -> None:
         """Make an engine directory of a model and its drafter, for --engine-dir: ONNX files and TensorRT engines."""

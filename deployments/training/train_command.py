@@ -2,9 +2,8 @@
 
 import typer
 
-from wingbeat.deployments.cli.commands import new_app
+from wingbeat.deployments.cli.commands import Command, new_app
 from wingbeat.deployments.cli.options import UserError, model_command
-from wingbeat.deployments.cli.panels import GroupedCommand
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
 
@@ -25,6 +24,6 @@ def train_app() -> typer.Typer:
         except (ValueError, OSError) as error:
             raise UserError(str(error)) from error
 
-    app.command("drafter", cls=GroupedCommand)(model_command(TrainDrafterConfig, drafter))
+    app.command("drafter", cls=Command)(model_command(TrainDrafterConfig, drafter))
     app.callback()(lambda: None)  # without a callback, typer would merge the only subcommand into the application
     return app

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
+    from wingbeat.deployments.replica.engine.pair_channel import PairChannel
+    from wingbeat.runtime.protocol.messages import ChannelSpec
 
 network_channel = "wingbeat.cluster.channels.tcp.remote_channel:RemoteChannel"
+drafter_supervisor = "wingbeat.deployments.two_nodes.reconnecting:drafter_supervisor"
 
 
 def address(config: "AppConfig") -> str | None:
@@ -33,3 +36,13 @@ def address(config: "AppConfig") -> str | None:
         raise RuntimeError("the caller has no placement group")
     is_here = placement_group_table(group)["bundles_to_node_id"][DRAFTER_BUNDLE] == node_id()
     return None if is_here else get_node_ip_address()
+
+
+def pair_channel(config: "AppConfig", name: str, spec: "ChannelSpec", address: str | None) -> "PairChannel | None":
+    """Return the pair's channel if the drafter connects to an address of this node, else None."""
+    if address is None:
+        return None
+    from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
+    from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE, PairChannel
+
+    return PairChannel(RemoteChannel(address, spec, OWN_DEVICE if config.resolved_device() == "cuda" else None))

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 
 from wingbeat.deployments.metrics.families import gauge
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import LABELS, by_key
+from wingbeat.deployments.metrics.rows import LABELS, by_key
 
 
 def weights_families(snapshot: FleetSnapshot) -> Iterator[Metric]:

@@ -13,7 +13,6 @@ from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, stages_of, tree_config
 from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
-from wingbeat.runtime.generation_config import TextRules
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.protocol.ends import VerifierEnd
@@ -62,7 +61,8 @@ class Engine:
         self.clock, self.policy, self.contexts = parts.clock, parts.policy, parts.contexts
         self.drafting = parts.drafting
         self.detach_drafter = self.drafting.detach
-        self.rules = TextRules()
+        self.request_rules: Callable[[Request], Request] = lambda request: request
+        """Function that adds the rules of the model's files to a request."""
         self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
@@ -103,7 +103,7 @@ class Engine:
         Raises:
             ValueError: the request can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
-        request = self.rules.applied(request)
+        request = self.request_rules(request)
         grammar_asked = request.params.grammar
         if grammar_asked is not None and self.config.forced_acceptance is not None:
             raise ValueError(

@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 
 from wingbeat.runtime.heads.vocabulary import SharedTokens, VocabularyError
 from wingbeat.runtime.tensor_files import read_json
-from wingbeat.runtime.tokenizer import piece_reader
 from wingbeat.runtime.tokenizer_file import FILE
+from wingbeat.runtime.vocabulary_pieces import piece_reader
 
 logger = logging.getLogger(__name__)
 

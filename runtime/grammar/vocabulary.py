@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wingbeat.runtime.tokenizer import piece_reader
+from wingbeat.runtime.vocabulary_pieces import piece_reader
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

@@ -26,7 +26,7 @@ from tests.chaos.scenarios import SCENARIOS, SMALL
 from tests.chaos.world import World, add_node
 from tests.conftest import MODEL, ROOT, running
 from tests.ports import free_port
-from wingbeat.deployments.door import Door
+from wingbeat.deployments.parts import first_result
 
 
 def say(answer: Any) -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         scenario.save_model(folder)
         settings |= {"model": folder, "served_model_name": MODEL}
     with (
-        Door("127.0.0.1", 0) if scenario.router_at_head else nullcontext() as door,
+        first_result("open_door", "127.0.0.1", 0) if scenario.router_at_head else nullcontext() as door,
         running(APP, url, door, **settings) as app,
     ):
         nodes |= {name: add_node(cluster, scenario, name) for name, node in scenario.nodes.items() if node.is_late}

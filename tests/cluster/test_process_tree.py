@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from wingbeat.cluster.process_tree import descendants, end, writers
+from wingbeat.cluster.process_tree import descendants, end
 
 FAMILY = """
 import subprocess, sys, time
@@ -47,15 +46,3 @@ def test_a_process_that_ends_by_itself_is_not_killed(parent: subprocess.Popen):
     for process in processes:
         os.kill(process.pid, 15)
     assert end(processes, 30.0) == 0
-
-
-@pytest.mark.parametrize(("mode", "found"), [("a", True), ("r", False)])
-def test_who_writes_below_a_folder_is_found_and_who_reads_is_not(tmp_path: Path, mode: str, found: bool):
-    (tmp_path / "logs").mkdir()
-    log = tmp_path / "logs" / "its.log"
-    log.touch()
-    held = f"import time; log = open({str(log)!r}, {mode!r}); print('up', flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "up\n"
-        assert [one.pid for one in writers(tmp_path)] == [process.pid] * found
-        process.kill()

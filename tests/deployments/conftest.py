@@ -40,8 +40,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake_ray(monkeypatch: pytest.MonkeyPatch):
     """Puts a `FakeRay` in Ray's and Serve's place; this process's own handlers come back afterwards."""
     from tests.deployments.fake_ray import FakeRay
-    from wingbeat.deployments import cluster_room, launch, ray_cluster
-    from wingbeat.deployments.door import Door
+    from wingbeat.deployments import launch, ray_cluster
+    from wingbeat.deployments.parts import first_result
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -52,21 +52,24 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(launch, "serve", fake)
         monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
         monkeypatch.setattr(launch, "build_at", lambda config, door: door)
-        monkeypatch.setattr(launch, "Watchdog", fake.watchdog)
-        # At a port that is free, unless a test asks for one.
-        monkeypatch.setattr(launch, "Door", lambda host, port: Door(host, 0 if port == 8000 else port))
+        monkeypatch.setattr(launch, "first_result", first)
         monkeypatch.setattr(launch, "global_worker_stdstream_dispatcher", fake.dispatcher)
         monkeypatch.setattr(ray_cluster, "ray", fake)
         monkeypatch.setattr(ray_cluster, "address_to_join", lambda address: address or ray_cluster.LOCAL)
         monkeypatch.setattr(ray_cluster, "PROCESS_GRACE_S", 0.0)
         monkeypatch.setattr(ray_cluster, "descendants", lambda pid: [])
         monkeypatch.setattr(launch, "hooks", lambda name: ())  # which would ask Ray for its GPUs
-        monkeypatch.setattr(cluster_room, "node_resources", lambda: fake.nodes)
         monkeypatch.setattr(launch, "POLL_S", 0.01)
         monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
         monkeypatch.setattr(launch, "descendants", lambda pid: [])
         monkeypatch.setattr(launch, "remove_stale_segments", lambda: 0)
         return fake
+
+    def first(name: str, *given: object) -> object:
+        """A hook's result; doors are at a port that is free, unless a test asks for one, and nothing guards Ray."""
+        if name == "guard_ray":
+            return None
+        return first_result(name, *((given[0], 0) if name == "open_door" and given[1] == 8000 else given))
 
     monkeypatch.setenv(launch.NICENESS, "0")
     yield install

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 
 from ray import serve
@@ -31,8 +30,6 @@ class FakeRay:
         self.applications = {name: SimpleNamespace(status=None, deployments={}) for name in applications}
         self.signals: dict[tuple[str, int], int] = {}
         """By the call in which they come, and how many of its name there have been with it."""
-        self.watchdogs = 0
-        """Processes that watch for the launcher's end."""
         self.drain_timeouts: list[float] = []
         self.dispatcher = WorkerStandardStreamDispatcher()
         self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
@@ -41,7 +38,6 @@ class FakeRay:
         node = SimpleNamespace(
             is_head=lambda: not attached, get_session_dir_path=lambda: "/session", all_processes=self.head
         )
-        self.nodes: list[dict[str, float]] = [{"CPU": 8.0, "GPU": 8.0, "node:__internal_head__": 1.0}]
         """All resources of each."""
         self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
 
@@ -50,14 +46,6 @@ class FakeRay:
         number = self.signals.get((call, self.calls.count(call)))
         if number is not None:
             os.kill(os.getpid(), number)
-
-    def watchdog(self, folder: Path) -> SimpleNamespace:
-        self.watchdogs += 1
-
-        def close() -> None:
-            self.watchdogs -= 1
-
-        return SimpleNamespace(pid=0, close=close)
 
     def is_initialized(self) -> bool:
         return self.initialized

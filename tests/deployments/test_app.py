@@ -206,6 +206,7 @@ def test_speculation_changes_no_token_and_saves_rounds(real_app: httpx.Client):
     assert plain["metrics"]["speculative_decoding"]["num_drafts"] == 0
 
 
+@needs("client_metrics")
 def test_a_scrape_shows_the_engine_and_what_its_client_saw(demo_app: Any):
     demo_app.complete(PROMPT)
     (engine_id,) = demo_app.engines()

@@ -237,22 +237,6 @@ def test_a_drafter_within_the_engine_takes_no_process_core_share_or_channel():
         AppConfig(drafter_place="engine", num_gpus_per_verifier=1, channel="cuda_ipc")
 
 
-@pytest.mark.parametrize(
-    ("values", "taken_in"),
-    [
-        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}, True),
-        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1}, False),
-        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "channel": "shm"}, False),
-        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "drafter_place": "actor"}, False),
-        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "drafters": {"num": 1}}, False),
-        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "engine_factory": "a:b"}, False),
-        ({}, False),
-    ],
-)
-def test_an_engine_may_take_its_drafter_in_where_both_share_a_gpu_and_nothing_else_was_named(values, taken_in):
-    assert AppConfig(**values).may_take_drafter_in() == taken_in
-
-
 def test_no_validator_takes_the_place_of_another_classs():
     kinds = [kind for kind in AppConfig.__mro__ if "__pydantic_decorators__" in vars(kind)]
     own = [name for kind in kinds for name in kind.__pydantic_decorators__.field_validators if name in vars(kind)]

@@ -1,16 +1,16 @@
 """A model and a drafter by hub name: settings, the check before the start, and the name that clients see."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.options import build_config
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime import hub
 from wingbeat.runtime.demo import demo_pair
 
@@ -38,10 +38,8 @@ def test_a_pair_of_the_hub_passes_the_check_before_the_start():
     config = build_config(AppConfig, {"model": "org/model@main", "drafter": "org/head"})
     assert os.path.samefile(config.model_dir(), demo_pair().verifier)
     assert os.path.samefile(config.choice().source, demo_pair().drafter)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    preflight.check(config, "127.0.0.1", port)
+    for check in hooks("check_start"):
+        check(config, "127.0.0.1", free_port())
 
 
 @pytest.mark.parametrize(("model", "name"), [("org/model", "org/model"), ("org/model@main", "org/model")])

@@ -3,7 +3,6 @@
 import json
 import shlex
 import signal
-import subprocess
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -11,24 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.deployments.fake_ray import REPORT
-from tests.ports import free_port
-from wingbeat.deployments import cluster_room, head_watch, launch
+from wingbeat.deployments import launch
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.door import DoorError, bind
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 from wingbeat.deployments.router import warn_if_open
 from wingbeat.deployments.start_up import ready_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
-
-
-def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fake_ray, monkeypatch):
-    fake = fake_ray()
-    monkeypatch.setattr(cluster_room, "node_gpus", lambda: [0.0])
-    with pytest.raises(StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
-        ServedApplication(ON_GPU).start()
-    assert "run" not in fake.calls
 
 
 @pytest.mark.parametrize(
@@ -84,59 +72,6 @@ def test_an_application_that_is_deleted_while_it_starts_is_not_said_to_be_ready(
     with pytest.raises(StartError, match="application was deleted while it was starting"):
         serve_until_stopped(AppConfig())
     assert "/v1" not in capsys.readouterr().out
-
-
-@pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """In the place of the environment's variables."""
-    variables: dict[str, str] = {}
-    monkeypatch.setattr(launch.os, "environ", variables)
-    return variables
-
-
-@pytest.mark.parametrize("told", [None, "1"])
-def test_the_only_router_of_a_ray_of_its_own_gets_the_launchers_socket(fake_ray, environ, told: str | None):
-    fake, port = fake_ray(), free_port()
-    environ |= {} if told is None else {launch.DIRECT: told}
-    application = ServedApplication(AppConfig(), port=port)
-    application.start()
-    assert (fake.options, fake.application.host) == ({"proxy_location": "Disabled"}, "127.0.0.1")
-    assert application.url() == f"http://127.0.0.1:{port}"
-    with fake.application.receive_socket() as lent:
-        assert lent.getsockname() == ("127.0.0.1", port)
-    assert environ[launch.DIRECT] == "0", "Serve would drain such a router for 30 s"
-    application.close()
-    with pytest.raises(DoorError):
-        fake.application.receive_socket()
-
-
-def test_a_port_that_is_taken_after_it_was_looked_at_ends_the_start_in_one_line(fake_ray, environ):
-    fake = fake_ray()
-    with bind("127.0.0.1", 0) as other:
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(StartError, match=f"cannot listen on port {port} of 127.0.0.1: Address already in use"):
-            serve_until_stopped(AppConfig(), port=port)
-    assert "run" not in fake.calls
-    assert fake.watchdogs == 0
-
-
-@pytest.mark.parametrize("why", ["several routers", "autoscaled routers", "told so", "HAProxy", "in a cluster"])
-def test_else_serves_proxy_listens(fake_ray, environ, why: str):
-    fake = fake_ray(attached=why == "in a cluster")
-    fake.listens = SimpleNamespace(host="127.0.0.1", port=9000)
-    if why == "told so":
-        environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
-    if why == "HAProxy":
-        environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
-    settings = {
-        "several routers": {"num_router_replicas": 2},
-        "autoscaled routers": {"router_autoscaling_config": {"min_replicas": 1, "max_replicas": 2}},
-    }
-    application = ServedApplication(AppConfig(**settings.get(why, {})), port=9000)
-    application.start()
-    assert fake.options == {"http_options": {"host": "127.0.0.1", "port": 9000}}
-    assert application.url() == "http://127.0.0.1:9000"
 
 
 def test_a_cluster_that_is_named_is_joined_and_its_application_ends_with_the_command(fake_ray, capsys):
@@ -214,24 +149,6 @@ def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_
     assert fake.calls[-1] == call
     assert ended[0] == ([process], 0.0)
     assert ended[-1] == "segments"
-
-
-@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
-def test_the_end_of_rays_head_ends_the_process_though_ray_waits_for_it_for_ever(fake_ray, monkeypatch, capsys, name):
-    fake, left = fake_ray(), threading.Event()
-    monkeypatch.setattr(head_watch, "POLL_S", 0.01)
-    monkeypatch.setattr(launch.os, "_exit", lambda code: codes.append(code) or left.set())
-    codes: list[int] = []
-    with subprocess.Popen(["sleep", "600"]) as head:
-        fake.head[name] = [SimpleNamespace(process=head)]
-        application = ServedApplication(AppConfig())
-        application.start()
-        assert not left.wait(0.1)
-        head.kill()
-        assert left.wait(30)
-        application.close()
-    assert codes == [1]
-    assert "Ray's head has ended" in capsys.readouterr().err
 
 
 def test_a_router_that_is_gone_does_not_keep_the_rest_from_being_taken_down(fake_ray):

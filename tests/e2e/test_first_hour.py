@@ -215,7 +215,7 @@ def test_a_curl_of_the_readme_gets_what_it_says(command: str, served: int, home:
         [shell, "-c", command.replace("8000", str(served))], cwd=home, capture_output=True, text=True, check=True
     ).stdout
     if "/metrics" in command:
-        assert 'vllm:num_requests_running{engine="' in said
+        assert 'wingbeat_engine_up{engine="' in said
         return
     answer = json.loads(said)
     if "/chat/" in command and model_of(served) == "wingbeat-demo":

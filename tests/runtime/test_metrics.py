@@ -1,6 +1,6 @@
 """Counts by size."""
 
-from wingbeat.runtime.metrics import Histogram, one_two_five
+from wingbeat.runtime.metrics import Histogram
 
 
 def test_a_value_counts_in_the_first_bucket_that_reaches_it():
@@ -14,9 +14,3 @@ def test_a_value_can_count_several_times():
     histogram = Histogram((1.0,))
     histogram.observe(0.25, 4)
     assert (histogram.counts, histogram.total) == ([4, 0], 1.0)
-
-
-def test_bounds_of_token_numbers_stop_at_the_context():
-    assert one_two_five(100) == (1, 2, 5, 10, 20, 50, 100)
-    assert one_two_five(4096)[-1] == 2000
-    assert one_two_five(1) == (1,)

@@ -8,9 +8,7 @@ import pytest
 
 from tests.runtime.models import DEMO_PAIR
 from tests.runtime.mutations import Mutation, mutations, some
-from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 
 FILE = "tokenizer_config.json"
 TEXT = "def f(a):\n    return a\n"
@@ -31,7 +29,6 @@ def check(folder: Path, mutation: Mutation) -> None:
     tokenizer, lines = None, []
     try:
         tokenizer = Tokenizer.load(folder)
-        tokenizer.describe()
     except ValueError as error:
         lines = str(error).splitlines()
     (folder / FILE).write_text(before)
@@ -63,17 +60,3 @@ def test_a_file_that_is_no_object_is_refused(folder: Path, text: str) -> None:
         Tokenizer.load(folder)
     assert len(str(refused.value).splitlines()) == 1
     assert json.loads((folder / "config.json").read_text())
-
-
-def test_a_tokenizer_that_begins_every_prompt_outside_the_vocabulary_is_refused(folder: Path) -> None:
-    file = folder / "tokenizer.json"
-    fields = json.loads(file.read_text())
-    begin = {"id": 9000, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    fields["added_tokens"].append(begin | {"special": True})
-    file.write_text(json.dumps(fields))
-    check_tokenizer_file(folder, 4096)
-    fields["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<s>", "type_id": 0}})
-    fields["post_processor"]["special_tokens"] = {"<s>": {"id": "<s>", "ids": [9000], "tokens": ["<s>"]}}
-    file.write_text(json.dumps(fields))
-    with pytest.raises(ModelCheckpointError, match=r"puts token id 9000 around every prompt, .* has 4096 rows"):
-        check_tokenizer_file(folder, 4096)

@@ -40,7 +40,7 @@ class AnswerSizes:
     """
 
     def __init__(self, max_bytes: int = MAX_ANSWER_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.num_held_bytes = 0
         """Bytes reserved for answers that have not been sent."""
 
@@ -51,7 +51,7 @@ class AnswerSizes:
         by_token = sum(cost.answer for cost in _costs(body)) * body.num_choices * len(num_prompt_tokens)
         if not by_token:
             return most
-        rest = self._max_bytes - sum(cost.prompt for cost in _costs(body)) * body.num_choices * sum(num_prompt_tokens)
+        rest = self.max_bytes - sum(cost.prompt for cost in _costs(body)) * body.num_choices * sum(num_prompt_tokens)
         return max(1, min(most, rest // by_token))
 
     def check(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], max_tokens: int) -> int:
@@ -70,30 +70,17 @@ class AnswerSizes:
         of_answers = {cost.field: cost.answer * num_answer for cost in _costs(body)}
         costs = {field: of_prompts[field] * body.num_choices + of_answers[field] for field in of_prompts}
         total = sum(costs.values())
-        if total > self._max_bytes:
+        if total > self.max_bytes:
             param = max(costs, key=costs.__getitem__)
             prompts = f"{len(num_prompt_tokens)} prompts of {num_prompt}" if len(num_prompt_tokens) > 1 else num_prompt
             message = (
                 f"'{param}' asks for too long an answer: n {body.num_choices} x ({prompts} prompt tokens and "
                 f"{max_tokens} of {body.limit_field}) could make {total} bytes of {', '.join(costs)}, and this server "
-                f"answers by {self._max_bytes} at most (max_answer_bytes). Lower one of them, or send several requests."
+                f"answers by {self.max_bytes} at most (max_answer_bytes). Lower one of them, or send several requests."
             )
             raise ApiError(message, param=param, code="answer_too_long")
         # The details about a prompt are the same in all its choices, so they are held only once.
         return sum(of_prompts.values()) + sum(of_answers.values())
-
-    def check_whole(self, num_bytes: int, param: str, what: str) -> None:
-        """Checks the size of an answer whose length is known before it is made.
-
-        Raises:
-            ApiError: 400, `num_bytes` exceeds the limit. The error names the field `param`.
-        """
-        if num_bytes > self._max_bytes:
-            message = (
-                f"'{param}' asks for too long an answer: {what} could make {num_bytes} bytes, and this server "
-                f"answers by {self._max_bytes} at most (max_answer_bytes). Send several requests."
-            )
-            raise ApiError(message, param=param, code="answer_too_long")
 
     @contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
@@ -102,7 +89,7 @@ class AnswerSizes:
         Raises:
             EngineOverloaded: too many bytes are reserved for other answers at the moment.
         """
-        if self.num_held_bytes + num_bytes > ANSWERS_AT_ONCE * self._max_bytes:
+        if self.num_held_bytes + num_bytes > ANSWERS_AT_ONCE * self.max_bytes:
             raise EngineOverloaded("There is no room for more answers as long as this one now. Retry shortly.")
         self.num_held_bytes += num_bytes
         try:

@@ -10,7 +10,7 @@ from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation,
 from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces, paced
 from wingbeat.deployments.api.answers.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
 from wingbeat.deployments.api.errors import as_api_error, log_failure
-from wingbeat.deployments.metrics.client_figures import Timings
+from wingbeat.deployments.metrics.timings import Timings
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import FinishReason
 

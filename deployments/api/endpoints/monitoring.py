@@ -1,4 +1,4 @@
-"""`/metrics`, and the watchers that count every request's answer and write the access log."""
+"""`/metrics`, and the access log."""
 
 import asyncio
 import logging
@@ -35,21 +35,7 @@ def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
 
 def watchers(monitor: Monitor) -> list[RequestWatcher]:
     """Returns the watchers to call for every request."""
-    found: list[RequestWatcher] = [AnswerCounter(monitor)]
-    if monitor.access_log:
-        found.append(AccessLog())
-    return [*found, *monitor.watchers]
-
-
-class AnswerCounter(RequestWatcher):
-    """Counts answers by their HTTP status."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._own = monitor.own
-
-    def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Counts the answer."""
-        self._own.answered(context.status)
+    return [*([AccessLog()] if monitor.access_log else []), *monitor.watchers]
 
 
 class AccessLog(RequestWatcher):

@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from wingbeat.deployments.api.answers.answering import read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.answers.generation import Generation
-from wingbeat.deployments.api.errors import field_names
+from wingbeat.deployments.api.field_names import field_names
 from wingbeat.deployments.api.messages_api.body import NAMES, CountBody, MessagesBody
 from wingbeat.deployments.api.messages_api.error_form import MESSAGES_PATH
 from wingbeat.deployments.api.messages_api.output import MessageOutput

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from wingbeat.deployments.api.answers.answering import read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.answers.generation import Generation
-from wingbeat.deployments.api.errors import field_names
+from wingbeat.deployments.api.field_names import field_names
 from wingbeat.deployments.api.parsed.answer import ParsedAnswer, parsed
 from wingbeat.deployments.api.parsed.typed_events import last_events, typed_events
 from wingbeat.deployments.api.responses_api.body import NAMES, ResponsesBody

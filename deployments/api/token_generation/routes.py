@@ -12,7 +12,8 @@ from wingbeat.deployments.api.answers.answering import read_body
 from wingbeat.deployments.api.answers.generation import ChoiceDelta
 from wingbeat.deployments.api.answers.token_details import chat_logprobs
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import field_names, invalid
+from wingbeat.deployments.api.errors import invalid
+from wingbeat.deployments.api.field_names import field_names
 from wingbeat.deployments.api.routes import generated_answer
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.api.token_generation.body import NAMES, GenerateBody, rendered

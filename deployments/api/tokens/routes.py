@@ -95,7 +95,7 @@ def add_token_routes(app: FastAPI, models: ServedModels) -> None:
     @app.get("/tokenizer_info")
     async def tokenizer_info(request: Request) -> dict[str, Any]:
         service = models.choose(request.query_params.get("model"))
-        return service.tokenizer.describe()
+        return _description(service.tokenizer.hugging_face)
 
 
 async def _tokenize_chat(models: ServedModels, fields: dict[str, Any]) -> Response:
@@ -139,3 +139,17 @@ def _check_ids(token_ids: list[int], vocab_size: int) -> None:
     if outside is not None:
         problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
         raise invalid("tokens", problem)
+
+
+def _description(tokenizer: Any) -> dict[str, Any]:
+    """Returns special tokens and chat template of a tokenizer, under the names of `tokenizer_config.json`."""
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "vocab_size": len(tokenizer),
+        **{name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
+        "added_tokens_decoder": {
+            str(token_id): {"content": token.content, "special": token.special}
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+        },
+        "chat_template": tokenizer.chat_template,
+    }

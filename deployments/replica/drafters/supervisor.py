@@ -8,20 +8,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from wingbeat.cluster.channels.header import ChannelError, ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.replica.drafters.back_off import FIRST_S, BackOff
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.engine_client import EngineFailed
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
-FREED_S = 1.0
-"""Seconds to wait until the GPU driver has freed the memory of a killed process."""
-RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
-"""Two limits for a drafter on another node whose connection broke. RECONNECT_S: seconds within which the drafter must
-attach again. RECONNECT_AFTER_S: seconds that the broken connection must have lasted; if it was shorter, the drafter is
-replaced.
-"""
 
 
 class DrafterHandle(Protocol):
@@ -66,8 +59,12 @@ class DrafterSupervisor:
         call: runs a method of `EngineCalls`; raises EngineFailed once the engine is gone.
         back_off_s: pause before the second retry in a series of failures, in seconds; each later pause is twice the
             previous pause.
-        takes_in: whether the drafter may be loaded in the engine's process if a channel in GPU memory does not work.
     """
+
+    fell_back = False
+    """Whether the channel is in host memory because the channel in GPU memory did not work."""
+    taken_in = False
+    """Whether the engine runs the drafter in the engine's process, so that there is no drafter process to replace."""
 
     def __init__(
         self,
@@ -77,17 +74,9 @@ class DrafterSupervisor:
         back_off_s: float = FIRST_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
-        takes_in: bool = False,
     ) -> None:
         self.incarnation = 0
         self.pid = 0
-        self.fell_back = False
-        """Whether the channel is in host memory because the channel in GPU memory did not work."""
-        self.taken_in = False
-        """Whether the engine runs the drafter in the engine's process, so that there is no drafter process to
-        replace.
-        """
-        self._takes_in = takes_in
         self._call = call
         self._channel_name = channel_name
         self._back_off = BackOff(back_off_s)
@@ -97,21 +86,14 @@ class DrafterSupervisor:
         self._attached_at: float | None = None
         self._drafter: DrafterHandle | None = None
 
-    async def start(self, drafter: DrafterHandle, problem: str | None = None) -> None:
-        """Attach the first drafter, which was launched before this call, or load it in the engine's process.
-
-        Args:
-            problem: why the channel has already been moved from GPU memory to host memory; None if it was not moved.
+    async def start(self, drafter: DrafterHandle) -> None:
+        """Attach the first drafter, which was launched before this call.
 
         Raises:
             DrafterStartError: the drafter cannot start; the message names the cause.
         """
         try:
-            self.fell_back = problem is not None
-            if self._takes_in and problem is not None:
-                drafter = await self._take_in(drafter, problem)
-            if not self.taken_in:
-                await self._attach_new(drafter)
+            await self._attach_first(drafter)
         except EngineFailed:
             raise
         except asyncio.CancelledError:
@@ -122,13 +104,7 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace or reconnect the drafter whenever the drafter is lost; returns when the engine ends.
-
-        If the drafter runs in the engine's process, the method returns at once, because the drafter ends with that
-        process.
-        """
-        if self.taken_in:
-            return
+        """Replace or reconnect the drafter whenever the drafter is lost; returns when the engine ends."""
         with contextlib.suppress(EngineFailed):
             while True:
                 await self._sleep(POLL_S)
@@ -162,20 +138,8 @@ class DrafterSupervisor:
         return getattr(self._drafter, "lacks_room", False)
 
     async def _reconnected(self) -> bool:
-        """If the drafter has lost only its network connection, try to attach it again; returns whether it is
-        attached.
-        """
-        held = self._drafter is not None and not isinstance(self._channel_name, str)
-        if not held or self._attached_at is None or self._clock() - self._attached_at < RECONNECT_AFTER_S:
-            return False
-        try:
-            await asyncio.wait_for(self._attach(), RECONNECT_S)
-        except EngineFailed:
-            raise
-        except Exception as error:
-            logger.info("The drafter is not reached again: %s", root_cause(error))
-            return False
-        return True
+        """If the drafter has only lost its connection, attach it again; returns whether it is attached."""
+        return False
 
     async def _renew(self) -> None:
         """Give the lost drafter a new process, or release it.
@@ -186,6 +150,9 @@ class DrafterSupervisor:
         if self._drafter is not None and not (self._attached_at is not None and await self._drafter.renew()):
             self._kill()
 
+    async def _attach_first(self, drafter: DrafterHandle) -> None:
+        await self._attach_new(drafter)
+
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None
         self._drafter = drafter or self._launch()
@@ -193,37 +160,9 @@ class DrafterSupervisor:
 
     async def _attach(self) -> None:
         self._attached_at = None
-        try:
-            await self._attach_once()
-        except ChannelError as error:
-            if self._takes_in:
-                self._drafter = await self._take_in(self._drafter, root_cause(error))
-                if self.taken_in:
-                    return
-            other = await self._call("fall_back", root_cause(error))
-            if other is None:
-                raise
-            self._channel_name, self.fell_back = other, True
-            await self._attach_once()
-        self._takes_in = False
+        await self._attach_once()
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
-
-    async def _take_in(self, drafter: DrafterHandle, reason: str) -> DrafterHandle | None:
-        """Load the drafter in the engine's process; returns None, or a newly launched drafter if loading failed."""
-        self._takes_in = False  # possible only for the first drafter, because later the KV pool occupies the memory
-        self._drafter = drafter
-        self._kill()
-        await self._sleep(FREED_S)
-        try:
-            await self._call("take_drafter_in", reason)
-        except EngineFailed:
-            raise
-        except Exception as error:
-            logger.warning("The engine cannot load the drafter itself: %s", root_cause(error))
-            return self._launch()
-        self.taken_in = True
-        return None
 
     async def _attach_once(self) -> None:
         self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)

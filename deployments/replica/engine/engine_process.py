@@ -138,13 +138,13 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         check_digest(config.model_dir(), start.weights)
     if not config.has_drafter() or not (setup.channel_spec or config.drafts_in_engine()):
         return setup, None
-    from wingbeat.deployments.replica.engine.pair_channel import PairChannel, own_memory
+    from wingbeat.deployments.replica.engine.pair_channel import open_channel, own_memory
 
     if config.drafts_in_engine():
         setup.take_drafter_in(own_memory(config))
         return setup, None
 
-    return setup, PairChannel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
+    return setup, open_channel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
 
 
 def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.deployments.http_world import FakePool, byte_tokenizer, call
-from wingbeat.deployments.api.template_forms import with_system_first
+from wingbeat.deployments.api.template_forms.forms import with_system_first
 
 SYSTEM_FIRST = """{%- for m in messages -%}
 {%- if m.role == "system" and not loop.first %}{{ raise_exception("System message comes first.") }}{% endif -%}

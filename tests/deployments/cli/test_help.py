@@ -1,4 +1,4 @@
-"""Help of every command: groups with the most used options first, and nothing heavy is imported for it."""
+"""Help of every command: each setting is shown, and nothing heavy is imported for it."""
 
 import json
 import re
@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli import panels
 from wingbeat.deployments.cli.main import _app as main_app
 from wingbeat.deployments.cli.options import option_name
 
@@ -59,26 +58,8 @@ def test_help_imports_nothing_heavy(helps, command: str):
     assert not heavy
 
 
-def test_the_most_used_options_of_serve_stand_first_and_the_others_in_groups(helps):
-    _, *parts = re.split(r"^([A-Z][^:\n]*):$", helps["serve"][0], flags=re.M)
-    groups, texts = parts[::2], parts[1::2]
-    options = re.findall(r"^  (?:-h, )?(--[\w-]+)", texts[1], re.M)
-    assert options == [*map(option_name, panels.MOST_USED), "--log-level", "--help"]
-    panel = panels.panel_of(AppConfig)
-    used = {panel(name) for name in AppConfig.model_fields}
-    assert groups == ["Arguments", "Options", *(title for title in panels.TITLES if title in used)]
-
-
 def test_every_setting_is_shown_once(helps):
     shown = re.findall(r"^  (--[\w-]+)", helps["serve"][0], re.M)
     assert len(shown) == len({*shown})
     assert {*map(option_name, AppConfig.model_fields)} <= {*shown}
     assert "org/name[@revision]" in helps["serve"][0]
-
-
-def test_every_class_of_settings_of_a_server_has_its_panel():
-    panel = panels.panel_of(AppConfig)
-    assert [name for name in AppConfig.model_fields if panel(name) is None] == [
-        name for name in AppConfig.model_fields if name in panels.MOST_USED
-    ]
-    assert not (panels.OF_FIELD.keys() | {*panels.MOST_USED}) - AppConfig.model_fields.keys() - {"host", "port"}

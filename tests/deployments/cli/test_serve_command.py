@@ -8,20 +8,20 @@ import pytest
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli import preflight
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.demo import demo_pair
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[AppConfig]:
-    """The configurations that reach the preflight, where each start ends."""
+    """The configurations that reach the checks before a start, where each start ends."""
     seen: list[AppConfig] = []
 
-    def check(config: AppConfig, host: str, port: int, address: str | None) -> None:
+    def check(config: AppConfig, *where: object) -> None:
         seen.append(config)
         raise ValueError("as far as it goes")
 
-    monkeypatch.setattr(preflight, "check", check)
+    monkeypatch.setattr(cli, "hooks", lambda name: (check,) if name == "check_start" else hooks(name))
     return seen
 
 

@@ -10,7 +10,9 @@ from tests.deployments.replica.engine.test_build import SPEC
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.engine.pair_channel import PairChannel, attach_channel
+from wingbeat.deployments.gpu_memory.gpu_channel import GpuPairChannel
+from wingbeat.deployments.gpu_memory.taking_in import may_take_drafter_in
+from wingbeat.deployments.replica.engine.pair_channel import attach_channel
 
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3, drafter_place="actor")
 
@@ -18,7 +20,7 @@ ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3, drafter_
 @pytest.mark.parametrize("fails", ["shares_events", "allocate", "export_memory"])
 def test_a_verifier_whose_gpu_memory_cannot_be_shared_takes_host_memory_with_one_warning(caplog, fails):
     name = f"test-channels-{os.getpid()}"
-    channel = PairChannel(ON_GPU, name, SPEC, runtime=FakeCuda(fail=fails))
+    channel = GpuPairChannel(ON_GPU, name, SPEC, runtime=FakeCuda(fail=fails))
     assert kind_of(channel.name) == "shm"
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "host memory is used" in warning.message
@@ -31,10 +33,10 @@ def test_a_verifier_whose_gpu_memory_cannot_be_shared_takes_host_memory_with_one
 
 def test_a_verifier_that_may_take_its_drafter_in_warns_of_host_memory_only_once_a_drafter_attaches_there(caplog):
     open_place = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
-    assert open_place.may_take_drafter_in()
-    assert not ON_GPU.may_take_drafter_in()
+    assert may_take_drafter_in(open_place)
+    assert not may_take_drafter_in(ON_GPU)
     cuda = FakeCuda(fail="shares_events")
-    channel = PairChannel(open_place, f"test-channels-{os.getpid()}", SPEC, runtime=cuda)
+    channel = GpuPairChannel(open_place, f"test-channels-{os.getpid()}", SPEC, runtime=cuda)
     assert "cudaDevAttr" in channel.problem
     assert not caplog.records
     for _ in range(2):
@@ -46,13 +48,13 @@ def test_a_verifier_that_may_take_its_drafter_in_warns_of_host_memory_only_once_
 def test_a_channel_that_does_not_carry_falls_back_unless_it_was_asked_for_by_name(caplog):
     name, asked_for = f"test-channels-{os.getpid()}", ON_GPU.model_copy(update={"channel": "cuda_ipc"})
     with pytest.raises(ChannelError, match="shares no events between processes"):
-        PairChannel(asked_for, name, SPEC, runtime=FakeCuda(fail="shares_events"))
+        GpuPairChannel(asked_for, name, SPEC, runtime=FakeCuda(fail="shares_events"))
     cuda = FakeCuda()
-    by_name = PairChannel(asked_for, name, SPEC, runtime=cuda)
+    by_name = GpuPairChannel(asked_for, name, SPEC, runtime=cuda)
     assert by_name.fall_back("no peer access") is None
     assert kind_of(by_name.name) == "cuda_ipc"
     by_name.verifier_end.close()
-    channel = PairChannel(ON_GPU, name, SPEC, runtime=cuda)
+    channel = GpuPairChannel(ON_GPU, name, SPEC, runtime=cuda)
     other = channel.fall_back("no peer access")
     assert kind_of(other) == kind_of(channel.name) == "shm"
     assert [record.message.count("no peer access") for record in caplog.records] == [1]
@@ -63,4 +65,4 @@ def test_a_channel_that_does_not_carry_falls_back_unless_it_was_asked_for_by_nam
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU")
 def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
     with pytest.raises(ChannelError, match=r"the verifier's device is 'cuda:0'.*this process sees none"):
-        PairChannel(ON_GPU.model_copy(update={"channel": "cuda_ipc"}), f"test-channels-{os.getpid()}", SPEC)
+        GpuPairChannel(ON_GPU.model_copy(update={"channel": "cuda_ipc"}), f"test-channels-{os.getpid()}", SPEC)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from wingbeat.deployments import app, cluster_room, launch
+from wingbeat.deployments import app, launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.gpu_shares import shares
 from wingbeat.deployments.gpu_shares.gpus import Gpu
 from wingbeat.deployments.gpu_shares.shares import Placed, with_shares
@@ -111,12 +110,12 @@ def test_what_else_is_set_stays_as_it_was():
 def test_the_command_takes_a_gpu_of_this_machine_and_says_so_in_one_line(monkeypatch, capsys):
     seen: list[AppConfig] = []
 
-    def check(config: AppConfig, host: str, port: int, address: str | None) -> None:
+    def check(config: AppConfig, *where: object) -> None:
         seen.append(config)
         raise ValueError("as far as it goes")
 
-    monkeypatch.setattr(preflight, "check", check)
-    monkeypatch.setattr(preflight, "is_here", lambda address: address is None)
+    monkeypatch.setattr(cli, "hooks", lambda name: (check,) if name == "check_start" else hooks(name))
+    monkeypatch.setattr(cli, "_joins_cluster", lambda: False)
     monkeypatch.setattr(shares, "gpus_here", lambda: [FREE])
     for more in ([], ["--device", "cpu"], ["--address", "auto"]):
         with pytest.raises(SystemExit):
@@ -143,9 +142,8 @@ def test_the_application_of_python_and_of_serves_files_takes_them_too(monkeypatc
 
 def test_shares_left_open_are_taken_of_the_gpus_that_ray_counts_and_said_in_one_line(fake_ray, monkeypatch):
     fake = fake_ray()
-    monkeypatch.setattr(launch, "hooks", hooks)
+    monkeypatch.setattr(launch, "hooks", lambda name: hooks(name) if name == "take_gpus" else ())
     monkeypatch.setattr(shares, "gpus_of_cluster", lambda: [[], [FREE]])
-    monkeypatch.setattr(cluster_room, "node_gpus", lambda: [0.0, 1.0])
     monkeypatch.setattr(launch, "build_at", lambda config, door: config)
     output = io.StringIO()
     ServedApplication(AppConfig(), start_up=StartUp(Console(file=output))).start()

@@ -6,9 +6,9 @@ import pytest
 
 from tests.deployments.fleet.test_serve_engines import FakeHandle
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.live.live_options import LiveOptions
 from wingbeat.deployments.lora.live import NamedAdapters
 from wingbeat.deployments.model_front import ModelFront
-from wingbeat.deployments.options.live_options import LiveOptions
 
 
 @pytest.mark.parametrize(

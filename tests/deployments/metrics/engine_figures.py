@@ -9,10 +9,9 @@ from tests.deployments.http_world import TOKENIZER, URL, FakePool
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
-from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
-from wingbeat.deployments.metrics.router_reports import RouterReports
+from wingbeat.deployments.parts import first_result
 from wingbeat.runtime.engine.engine_stats import EngineStats
 from wingbeat.runtime.engine.speculation import PolicyStats
 from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
@@ -60,15 +59,14 @@ class Engines:
 
     def __init__(self, **stats: EngineStats) -> None:
         self.stats = stats
-        self.reports = {name: RouterReports() for name in stats}
+        self.reports = {name: first_result("router_reports") for name in stats}
         self.num_asked = 0
 
-    async def ask(self, engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, engine_id: str, report: dict[str, Any] | None) -> dict[str, Any]:
         """The answer of `Verifier.stats`."""
         self.num_asked += 1
         reports = self.reports[engine_id]
-        reports.add(report)
-        own = {"drafter_lacks_room": False, "weights": "", "clients": reports.clients(), "routers": reports.routers()}
+        own = {"drafter_lacks_room": False, "weights": ""} | ({} if reports is None else reports.exchange(report))
         own["recording"] = {"num_sequences": 5, "num_tokens": 900, "num_dropped": 1, "stopped": None}
         own |= {"num_engine_restarts": 1, "self_test": {"passed": True}}
         own["heads"] = {"decisions": {"promoted": 1}, "learner": {"seconds": 2.0, "samples": 3, "bytes": 4}}
@@ -76,9 +74,9 @@ class Engines:
 
     def monitor(self, router_id: str = "r1", **settings: Any) -> Monitor:
         """The monitor of a router."""
-        own = RouterFigures(router_id)
+        own = first_result("router_figures", router_id)
         fleet = FleetFigures("demo", self.ids, self.ask, own, **settings)
-        return Monitor(own, (fleet,))
+        return Monitor((fleet,), () if own is None else (own,))
 
     def ids(self) -> frozenset[str]:
         """Ids of the live engines."""
@@ -91,7 +89,11 @@ class Client:
     def __init__(
         self, monitor: Monitor, pool: FakePool | None = None, access: Access | None = None, **more: Any
     ) -> None:
-        service = CompletionService(pool or FakePool(), TOKENIZER, figures=monitor.own)
+        service = CompletionService(
+            pool or FakePool(),
+            TOKENIZER,
+            figures=next((one for one in monitor.watchers if hasattr(one, "measured")), None),
+        )
         self._app = create_app(service, access, monitor=monitor, **more)
 
     async def get(self, path: str = "/metrics", **headers: str) -> httpx.Response:

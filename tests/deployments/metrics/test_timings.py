@@ -4,7 +4,7 @@ import pytest
 
 from tests.deployments.http_world import FakePool, chunks, complete
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.metrics.client_figures import Timings
+from wingbeat.deployments.metrics.timings import Timings
 from wingbeat.runtime.metrics import SpeculationMetrics
 
 TIMINGS = {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"}

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tests.deployments.metrics.engine_figures import Engines, engine_stats
-from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.client_metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.ray_metrics import ray_export

@@ -1,7 +1,6 @@
 """A replica's counts of the requests that pass through it."""
 
 from tests.deployments.pool_world import make_request
-from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.deployments.fleet.wire import WireOutput
 from wingbeat.deployments.replica.router_streams import ClientLoad, ClientLoads
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput
@@ -38,12 +37,3 @@ def test_a_client_that_leaves_takes_only_its_own_along():
         loads.submitted(client, 0, make_request(prompt=(1,), count=4))
     loads.left("a")
     assert loads.by_client() == {"b": ClientLoad(1, 5)}
-
-
-def test_a_policy_is_told_of_slots_and_memory_that_are_held():
-    loads = ClientLoads()
-    for number in range(3):
-        loads.submitted("a", number, make_request(prompt=(1, 2, 3), count=20))
-    loads.written("a", WireOutput.of(0, output(7)))
-    assert loads.replica_load(16, 100, 50.0) == ReplicaLoad(3, 1, 13 + 23 + 23, 0.1, 16, 50.0)
-    assert loads.replica_load(16, 0, 50.0).kv_share == 0.0

@@ -15,15 +15,17 @@ import pytest
 from tests.deployments.pool_world import make_request
 from tests.deployments.replica_world import Replica, started
 from tests.fakes import expected_tokens
+from tests.needs import needs
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.wire import WireRequest, decode
-from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.replica import engine_supervisor
 from wingbeat.deployments.replica import verifier_replica as verifier
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.verifier_replica import Verifier
+from wingbeat.deployments.request_context import RequestContext
 
 ENGINE_ID = "test-verifier"
 ENGINES = "tests.deployments.replica.child_engines"
@@ -157,12 +159,13 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.005)
 
 
+@needs("client_metrics")
 def test_what_routers_report_comes_back_with_the_figures(runs: Runs):
     async def scenario(made: Verifier) -> None:
-        routers = [RouterFigures(name, lambda: 5) for name in ("r1", "r2")]
+        routers = [first_result("router_figures", name, lambda: 5) for name in ("r1", "r2")]
         for router in routers:
             router.of_engine(ENGINE_ID, 200).e2e_s.observe(1.0)
-            router.answered(200)
+            router.ended({}, RequestContext(status=200))
         for router in (*routers, *routers):  # sums, so that hearing them twice changes nothing
             stats = await made.stats(engine_id=ENGINE_ID, report=router.report(ENGINE_ID))
         assert sum(stats["clients"]["e2e_s"]["counts"]) == 2

@@ -25,7 +25,9 @@ CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-7"}
 def spans_of(pool: FakePool, headers: dict[str, str] | None = None, path: str | None = None, **fields: object) -> list:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    client = Client(replace(Engines(a=engine_stats()).monitor(), watchers=[SpanWriter(RequestTracer(provider))]), pool)
+    monitor = Engines(a=engine_stats()).monitor()
+    writer = SpanWriter(RequestTracer(provider))
+    client = Client(replace(monitor, watchers=[*monitor.watchers, writer]), pool)
     asyncio.run(client.complete(headers, **fields) if path is None else client.get(path))
     return list(exporter.get_finished_spans())
 

@@ -13,7 +13,7 @@ from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine import pair_channel
-from wingbeat.deployments.replica.engine.pair_channel import PairChannel, attach_channel
+from wingbeat.deployments.replica.engine.pair_channel import attach_channel, open_channel
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -32,7 +32,7 @@ SPEC = ChannelSpec(
 
 def test_without_gpus_both_sides_meet_in_shared_memory():
     name = f"test-channels-{os.getpid()}"
-    channel = PairChannel(AppConfig(), name, SPEC)
+    channel = open_channel(AppConfig(), name, SPEC)
     assert kind_of(channel.name) == "shm"
     drafter = attach_channel(name, 1, on_gpu=False)
     channel.try_drafter()
@@ -44,15 +44,15 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
 
 
 def test_memory_of_a_gpu_that_is_asked_for_and_not_installed_is_refused(monkeypatch):
-    monkeypatch.setattr(pair_channel, "hooks", lambda name: ())
+    monkeypatch.setattr(pair_channel, "first_result", lambda name, *given: None)
     asked = SimpleNamespace(channel="cuda_ipc", channel_kind=lambda: "cuda_ipc")
     with pytest.raises(ChannelError, match="channel is cuda_ipc: nothing that is installed makes it"):
-        PairChannel(asked, "unused", SPEC)
+        open_channel(asked, "unused", SPEC)
 
 
 @needs("tcp")
 def test_over_the_network_both_sides_meet_at_an_address():
-    channel = PairChannel(AppConfig(), "unused", SPEC, "127.0.0.1")
+    channel = open_channel(AppConfig(), "unused", SPEC, "127.0.0.1")
     drafter = attach_channel(pickle.loads(pickle.dumps(channel.name)), 1, on_gpu=False)
     assert channel.verifier_end.incarnation == 1
     assert drafter.spec == SPEC

@@ -1,0 +1,1 @@
+"""`GET /load`: the running requests of a router."""

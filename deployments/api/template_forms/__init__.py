@@ -1,0 +1,1 @@
+"""Alternative forms of conversations for strict chat templates."""

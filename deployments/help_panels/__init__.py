@@ -1,0 +1,1 @@
+"""Groups of options in a command's help."""

@@ -1,0 +1,1 @@
+"""Settings that an operator changes while replicas run, by the deployments' `user_config`."""

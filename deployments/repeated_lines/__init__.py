@@ -1,0 +1,1 @@
+"""Log lines that are repeated, shown once."""
