@@ -239,7 +239,7 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     from wingbeat.runtime.verifier.backend import TORCH
 
     opened = first_result("open_backend", settings, device)
-    return (_load(settings, device), settings.engine, TORCH) if opened is None else opened
+    return (load_verifier(settings, device), settings.engine, TORCH) if opened is None else opened
 
 
 def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
@@ -251,7 +251,7 @@ def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
         choose_kernels(settings.engine.kernels, device, settings.dtype, fp8_cache, settings.model)
 
 
-def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
+def load_verifier(settings: PairSettings, device: torch.device) -> "LoadedModel":
     """Loads the verifier with torch, in this process alone."""
     from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
     from wingbeat.runtime.verifier.loading.loader import load_model
