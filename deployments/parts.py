@@ -90,6 +90,8 @@ A replica and its processes:
 - `operations(keepers)`: operations that routers may call on an engine, by name, see `EveryEngine.operate`.
 - `serve_engine(config, engine)`: a `ServedEngine` around the engine; `engine_operations(engine)`: as `operations`.
 - `changes_weights(config)`: True if weights change while they are served, which makes cached keys and values stale.
+- `shared_tensors(info, device, check)`: context manager of the tensors, by name, that an update of weights leaves in
+  another process's memory; None if they come in another way. `check` is `ServedWeights.check`.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` with further abilities.
 - `num_ranks(config)`: processes of each verifier, if there are several.
 - `num_shared_drafters(config)`: number of drafters that verifiers share; `bind_drafters(config, mark)`: their Serve
@@ -127,7 +129,7 @@ PARTS = (
     *("start_checks", "memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings"),
     *("learning", "grammars", "ranks", "embeddings", "api.tokens", "api.token_generation", "api.description"),
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
-    *("round_traces", "prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
+    *("round_traces", "prefixes", "rollouts", "rollouts.ipc", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
     *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
     *("help_panels", "repeated_lines", "api.template_forms", "api.load"),

@@ -235,7 +235,7 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     from wingbeat.runtime.verifier.backend import TORCH
 
     opened = first_result("open_backend", settings, device)
-    return (_load(settings, device), settings.engine, TORCH) if opened is None else opened
+    return (load_verifier(settings, device), settings.engine, TORCH) if opened is None else opened
 
 
 def choose_kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype, model: Path | None) -> None:
@@ -249,7 +249,7 @@ def choose_kernels(config: EngineConfig, device: torch.device, dtype: torch.dtyp
         choose(device, dtype, config.kv_cache_dtype == "fp8", model)
 
 
-def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
+def load_verifier(settings: PairSettings, device: torch.device) -> "LoadedModel":
     """Loads the verifier with torch, in this process alone."""
     from wingbeat.runtime.verifier.loading.loader import load_model
 

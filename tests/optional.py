@@ -240,7 +240,8 @@ FEATURES = {
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
             *("benchmarks/moved_verifier.py", "benchmarks/results/moved_verifier*"),
-            "tests/e2e/test_ray_data_losses.py",
+            *("tests/e2e/test_ray_data_losses.py", "tests/runtime/packed/test_written_packed.py"),
+            "tests/runtime/cpu/layers/test_written_eight_bits.py",
         ),
         needs=("server_calls", "head_swaps"),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
@@ -517,6 +518,7 @@ FEATURES = {
     "gpu_memory": Feature(
         (
             *("cluster/channels/cuda", "deployments/gpu_memory", "tests/cluster/channels/cuda"),
+            *("deployments/rollouts/ipc", "tests/deployments/rollouts/ipc"),
             *("tests/deployments/gpu_memory", "benchmarks/gpu/hop.py", "benchmarks/gpu/two_processes.py"),
         ),
         words=("cuda_ipc", "fake-cuda"),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wingbeat.deployments.api.served_models import ServedModels
+from wingbeat.deployments.rollouts.direct_transport import in_object_store
 from wingbeat.deployments.rollouts.fleet_rollouts import FleetRollouts, Refused
 from wingbeat.deployments.rollouts.routes import as_api_errors
 from wingbeat.deployments.rollouts.verbs import VERBS
@@ -27,7 +28,7 @@ class RolloutCalls:
 
         Args:
             tensors: list of Ray object references to mappings from names to tensors. The tensors of each mapping are
-                written together.
+                written together. References of Ray Direct Transport are fetched through the object store.
             update_info: alternative to `tensors`; the same as the field `update_info` of the HTTP body.
         """
         if tensors is None:
@@ -37,7 +38,7 @@ class RolloutCalls:
             if not isinstance(tensors, list):
                 raise Refused("tensors must be a list of references")
             for one in tensors:
-                await fleet.ask("update_weights", tensors=one)
+                await fleet.ask("update_weights", tensors=await in_object_store(one))
         return {"message": "Weights updated"}
 
     async def _run(self, name: str, model: str | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 asked = "wingbeat.deployments.rollouts.settings:asked"
 check_settings = "wingbeat.deployments.rollouts.settings:check_settings"
+engine_limits = "wingbeat.deployments.rollouts.settings:engine_limits"
 refusals = "wingbeat.deployments.rollouts.settings:REFUSED"
 settings = "wingbeat.deployments.rollouts.settings:SETTINGS"
 operator_paths = "wingbeat.deployments.rollouts.routes:OPERATOR_PATHS"

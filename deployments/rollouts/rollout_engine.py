@@ -9,15 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
+from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.rollouts.announced import PACKED_BYTES, PIECE_BYTES, announced_tensors
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, OperationResult
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
 from wingbeat.runtime.rollouts.host_pages import give_back
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
+from wingbeat.runtime.rollouts.sleep_memory import TAGS, WEIGHTS, memory_of
 from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_checkpoint, read_files
+from wingbeat.runtime.rollouts.virtual_memory import GpuMemoryError
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:
@@ -26,9 +30,6 @@ if TYPE_CHECKING:
     from wingbeat.runtime.scheduling.maskers import CompiledGrammar
 
 logger = logging.getLogger(__name__)
-KV, WEIGHTS = "kv_cache", "weights"
-TAGS = (WEIGHTS, KV)
-"""Kinds of memory that a sleep frees and that `wake_up` can restore separately."""
 
 
 class RolloutEngine:
@@ -55,6 +56,7 @@ class RolloutEngine:
         self._head: HeadUpdate | None = None
         """Open update of the draft head; None if no such update is open."""
         self._update = WeightUpdate(ServedWeights(engine.loaded), keeps_journal)
+        self._memory = memory_of(engine, self._update.weights)
         self._checkpoint = checkpoint
         self._sums = False
         self._backend, self._broadcasts = backend, cast("Broadcasts | None", None)
@@ -235,35 +237,37 @@ class RolloutEngine:
         """Check whether a sleep is possible; called before anything is paused for the sleep.
 
         Raises:
-            WeightsRefused: the level is unknown, or this device's memory cannot be freed.
+            WeightsRefused: the level is unknown, or this engine's memory cannot be freed.
             WrongOrder: weights are being updated.
         """
         if level not in (0, 1, 2):
             raise WeightsRefused(f"level is {level}: must be 0, 1 or 2")
-        if self.inner.loaded.device.type != "cpu":
-            raise WeightsRefused("a sleep can free memory on CPUs only: pause the engine instead")
+        if level and self._memory.problem is not None:
+            raise WeightsRefused(self._memory.problem)
         if self._update.is_open:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
-        if level and not self._update.weights.are_whole:
-            raise WeightsRefused("a sleep cannot free the memory of several ranks: pause the engine instead")
 
     def sleep(self, level: int = 1) -> None:
-        """Hold rounds and free the memory of the KV cache; at level 2 also the memory of the weights.
+        """Hold rounds and free the memory of the KV cache and, on a GPU or at level 2, the memory of the weights.
 
-        After the wake-up, requests that were kept are prefilled again, and weights that were freed must be written by
-        an update. Raises the errors of `check_sleep`.
+        After the wake-up, requests that were kept are prefilled again. At level 1 the weights' values are kept in host
+        memory; after level 2 all weights must be written by an update.
+
+        Raises:
+            WrongOrder: the host's memory does not hold the weights, or the errors of `check_sleep`.
+            WeightsRefused: see `check_sleep`.
         """
         self.check_sleep(level)
         self._paused = True
         if not level:
             return
         self._outputs += self.inner.recompute()
-        give_back(tensor for pair in self.inner.cache.layers for tensor in pair)
-        self._asleep.add(KV)
+        try:
+            self._asleep |= self._memory.free(level)
+        except MemoryError as error:
+            raise WrongOrder(f"the weights cannot be kept in host memory: {error}") from None
         if level == 2:
-            give_back(self._update.weights.storages())
             self._update.lose()
-            self._asleep.add(WEIGHTS)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Restore memory that a sleep has freed; rounds run again once all of the memory is restored.
@@ -273,11 +277,17 @@ class RolloutEngine:
 
         Raises:
             WeightsRefused: a tag is unknown.
+            WrongOrder: the device has not enough free memory.
         """
         unknown = sorted(set(tags or ()) - set(TAGS))
         if unknown:
             raise WeightsRefused(f"tags names {unknown[0]!r}: must be of {', '.join(TAGS)}")
-        self._asleep -= set(TAGS if tags is None else tags)
+        for tag in TAGS if tags is None else tags:
+            try:
+                self._memory.restore(tag)
+            except GpuMemoryError as error:
+                raise WrongOrder(f"the device has no memory for the {tag}: {error}") from None
+            self._asleep.discard(tag)
         if not self._asleep:
             self.resume()
 
@@ -323,8 +333,7 @@ class RolloutEngine:
         Raises:
             WrongOrder: an update is open, or the memory of the weights is freed by a sleep.
         """
-        if WEIGHTS in self._asleep:
-            raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
+        self._check_awake()
         self._closed()
         self._update.start()
         self._sums = False
@@ -416,8 +425,7 @@ class RolloutEngine:
             WrongOrder: an update is open, or a sleep has freed the memory of the weights.
         """
         self._check_whole()
-        if WEIGHTS in self._asleep:
-            raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
+        self._check_awake()
         self._closed()
         self._outputs += self.inner.settle()
         self._update.weights.scramble()
@@ -436,6 +444,7 @@ class RolloutEngine:
             WeightsRefused: the weights are divided among ranks.
         """
         self._check_whole()
+        self._check_awake()
         if self._update.is_open or self._update.torn:
             raise WrongOrder("the weights are being updated")
         return self._update.weights.checksums()
@@ -443,6 +452,11 @@ class RolloutEngine:
     def _check_whole(self) -> None:
         if not self._update.weights.are_whole:
             raise WeightsRefused("action cannot be done: the weights are divided among ranks")
+
+    def _check_awake(self) -> None:
+        """Raise WrongOrder while the memory of the weights is freed."""
+        if WEIGHTS in self._asleep:
+            raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
 
     def _closed(self) -> None:
         """Raise WrongOrder while an update is open."""
@@ -461,8 +475,13 @@ class RolloutEngine:
             raise WrongOrder("tensors of a weight update are on their way")
 
     def _write(self, info: dict[str, Any]) -> None:
+        target = self._target()
+        shared = first_result("shared_tensors", info, self.inner.loaded.device, self._check_tensor)
         try:
-            target = self._head or self._update
+            if shared is not None:
+                with shared as tensors:
+                    target.write(tensors.items)
+                return
             pieces = iter([self._files(info)] if {"files", "checkpoint"} & info.keys() else self._broadcast(info))
             try:
                 for read in pieces:
@@ -475,6 +494,16 @@ class RolloutEngine:
         except ConnectionError as error:
             self._end_update()
             raise WrongOrder(str(error)) from None
+
+    def _target(self) -> "HeadUpdate | WeightUpdate":
+        """Return the open update; raises WrongOrder if no update is open."""
+        if not self._update.is_open and self._head is None:
+            raise WrongOrder("no weight update has started")
+        return self._head or self._update
+
+    def _check_tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """See `ServedWeights.check`; for tensors of the open update."""
+        (self._head or self._update.weights).check(name, shape, dtype)
 
     def _files(self, info: dict[str, Any]) -> "Callable[[], Iterator[tuple[str, Tensor]]]":
         if "files" not in info:
@@ -492,12 +521,9 @@ class RolloutEngine:
         """
         if self._broadcasts is None:
             raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")
-        if not self._update.is_open and self._head is None:
-            raise WrongOrder("no weight update has started")
-        target = self._head or self._update.weights
         announced = announced_tensors(info)
         for name, shape, dtype in announced:
-            target.check(name, tuple(shape), dtype)
+            self._check_tensor(name, tuple(shape), dtype)
         packed_bytes = info.get("packed_buffer_size_bytes", PACKED_BYTES) if info.get("packed") else None
         piece, size = [], 0
         for pair in self._broadcasts.receive_all(announced, packed_bytes):

@@ -18,7 +18,6 @@ JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above
 _OLD = "stored data would belong to weights that change"
 REFUSED = (
     Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
-    Refusal(ROLLOUTS, Feature.INT8, "rounded weights cannot be replaced while they are served"),
     Refusal(ROLLOUTS, Feature.OWN_ENGINE, "a user's engine manages its own weights"),
     Refusal(JOURNAL, RANKS, "each rank holds only a part of each weight"),
     Refusal(ROLLOUTS, PREFIX_DIR, _OLD),
@@ -91,6 +90,11 @@ SETTINGS = {
 def changes_weights(config: "AppConfig") -> bool | None:
     """Return True if the settings allow weights to change while they are served, else None."""
     return True if config.rollouts or config.weight_transfer_config is not None else None
+
+
+def engine_limits(config: "AppConfig") -> dict[str, bool]:
+    """Return whether the engine's memory on a GPU must be able to be given back."""
+    return {"frees_memory": bool(changes_weights(config))}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:

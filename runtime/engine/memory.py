@@ -113,7 +113,7 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tupl
     automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
-    budget = memory_budget(config, loaded.device, reserved, held_beside)
+    budget = memory_budget(config, loaded.device, reserved, held_beside, loaded.mapped_bytes)
     budget, config = loaded.budget(config, budget)
     size = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype))
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
@@ -154,7 +154,8 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     """Returns the configuration, with max_num_seqs set to the number of sequences that memory holds, if not fixed."""
     if not config.lower_max_num_seqs:
         return config
-    budget = memory_budget(config, loaded.device, 0, needs.held_bytes if config.drafter_beside else 0)
+    held_beside = needs.held_bytes if config.drafter_beside else 0
+    budget = memory_budget(config, loaded.device, 0, held_beside, loaded.mapped_bytes)
     token_bytes = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype)) // config.block_size
     token_bytes += needs.token_bytes if config.drafter_beside else 0
     seq_bytes = NODE_BYTES * config.speculation.num_nodes * loaded.vocab_size

@@ -1,5 +1,6 @@
 """The KV pool: one key and one value tensor per layer, addressed by block id."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,10 @@ UNKNOWN_RAM = 1 << 30
 """Bytes assumed to be free if the system does not report free memory."""
 CONTEXT_BYTES = 600 << 20
 """Bytes that a process holds on a GPU before its first allocation: CUDA's context and library kernels."""
+
+
+PoolMemory = Callable[[Sequence[tuple[int, ...]], torch.dtype, torch.device], list[Tensor]]
+"""Allocates zero tensors of these shapes."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class KVCache:
 
     Args:
         dtype: dtype of the weights.
+        memory: allocates keys and values; None uses the memory of host pages or of torch's allocator.
 
     Raises:
         ValueError: the memory budget does not hold a sequence of max_model_len, or the GPU does not support
@@ -49,7 +55,12 @@ class KVCache:
     """
 
     def __init__(
-        self, layers: list[LayerAttention], config: EngineConfig, dtype: torch.dtype, device: torch.device
+        self,
+        layers: list[LayerAttention],
+        config: EngineConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: PoolMemory | None = None,
     ) -> None:
         self.block_size = config.block_size
         dtype = kv_dtype(config, dtype)
@@ -59,13 +70,13 @@ class KVCache:
         if config.num_kv_blocks is None:
             config = fit(config, memory_budget(config, device), self.block_bytes)
         self.num_blocks = config.num_kv_blocks
-        self.layers: list[tuple[Tensor, Tensor]] = [
-            tuple(
-                zeros((self.num_blocks, config.block_size, layer.num_kv_heads, dim), dtype, device)
-                for dim in (layer.key_dim, layer.value_dim)
-            )
+        shapes = [
+            (self.num_blocks, config.block_size, layer.num_kv_heads, dim)
             for layer in layers
+            for dim in (layer.key_dim, layer.value_dim)
         ]
+        made = [zeros(shape, dtype, device) for shape in shapes] if memory is None else memory(shapes, dtype, device)
+        self.layers: list[tuple[Tensor, Tensor]] = list(zip(made[::2], made[1::2], strict=True))
         self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
         """Table of all layers' addresses, which `move` reads; captured graphs contain the table's own address."""
@@ -92,12 +103,15 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.zeros(shape, dtype=dtype, device=device) if mapped is None else mapped
 
 
-def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:
+def memory_budget(
+    config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0, mapped: int = 0
+) -> int:
     """Returns the bytes of a pool whose number of blocks is not configured. The weights must be on the device already.
 
     Args:
         reserved: bytes needed in addition to the pool, on a GPU.
         held_beside: bytes that the drafter's process holds on the same GPU.
+        mapped: bytes that this process holds on the GPU outside torch's allocator, besides CUDA's context.
 
     Raises:
         ValueError: settings request more memory than the device has.
@@ -114,7 +128,7 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
     if config.gpu_share < 1:
         # On a shared GPU, memory that other processes use is not subtracted from this engine's fraction.
         beside = held_beside + CONTEXT_BYTES if held_beside else 0
-        held = min(held, torch.cuda.memory_reserved(device) + CONTEXT_BYTES + beside)
+        held = min(held, torch.cuda.memory_reserved(device) + mapped + CONTEXT_BYTES + beside)
     allowed = int(config.gpu_memory_utilization * config.gpu_share * total)
     return min(allowed - held, free) - reserved
 

@@ -21,6 +21,7 @@ from wingbeat.kernels.packed.matrix import (
     to_step_layout,
     unpack,
 )
+from wingbeat.kernels.packed.rounding import why_not_rounded, write_rounded
 from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear, product
 
 if TYPE_CHECKING:
@@ -110,6 +111,24 @@ class WeightHolder(Holder):
         self.held.with_each(lambda part: found.append(part) or part)
         return found
 
+    @property
+    def why_not_written(self) -> str | None:
+        """See `Packable.why_not_written`."""
+        return why_not_rounded(self.held)
+
+    def write(self, weight: Tensor) -> None:
+        """See `Packable.write`."""
+        write_rounded(self.held, weight)
+
+    def save(self) -> list[Tensor]:
+        """See `Packable.save`."""
+        return [part.to("cpu", copy=True) for part in self.packed_tensors()]
+
+    def restore(self, saved: list[Tensor]) -> None:
+        """See `Packable.restore`."""
+        for part, value in zip(self.packed_tensors(), saved, strict=True):
+            part.copy_(value)
+
 
 class PackedLinear(WeightHolder, PackableLinear):
     """A linear layer with a packed weight."""
@@ -194,17 +213,20 @@ def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Callable[[Tensor],
     """Joins linear layers of equal layout into one weight and one bias. For a layer that is not packed, returns a
     function instead of a weight.
 
-    The weights of the joined layers become views of the joined weight.
+    The weights and biases of the joined layers become views of the joined weight and bias.
     """
     first = linears[0]
     if not isinstance(first, PackedLinear):
         return partial(product, first), None
-    bias = None if first.bias is None else torch.cat([one.bias.data for one in linears])
     if len(linears) == 1:
-        return first.held, bias
+        return first.held, None if first.bias is None else first.bias.data
+    bias = None if first.bias is None else torch.cat([one.bias.data for one in linears])
     matrix, begin = side_by_side([one.held for one in linears]), 0
     for one in linears:
-        one.__dict__["held"] = matrix.select_columns(slice(begin, begin + one.out_features))
+        columns = slice(begin, begin + one.out_features)
+        one.__dict__["held"] = matrix.select_columns(columns)
+        if bias is not None:
+            one.bias.data = bias[columns]
         begin += one.out_features
     return matrix, bias
 

@@ -6,6 +6,7 @@ again, and at most one matrix is in memory twice.
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +36,17 @@ class ServedWeights:
         model = loaded.model
         if self._shards is not None and self._shards.problem is not None:
             raise WeightsRefused(self._shards.problem)
-        if loaded.eight_bits:
-            raise WeightsRefused("dtype is int8: rounded weights cannot be replaced while they are served")
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         for prefix, module in model.named_modules(remove_duplicate=False):
             for name in module._parameters:
                 if module._parameters[name] is not None:
                     self._places.setdefault(f"{prefix}.{name}" if prefix else name, []).append((module, name))
         self._tie()
-        packed = [name for name in self._places if not self._is_writable(name)]
-        if packed:
-            more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
-            raise WeightsRefused(f"{packed[0]}{more} are packed as in the checkpoint, and cannot be replaced")
+        reasons = {name: reason for name in self._places if (reason := self._why_not_written(name)) is not None}
+        if reasons:
+            name, reason = next(iter(reasons.items()))
+            more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            raise WeightsRefused(f"{name}{more} cannot be replaced: {reason}")
 
     def _tie(self) -> None:
         """Gives names that share a tensor the same list of (module, attribute) pairs, all of which `write` writes.
@@ -66,11 +66,9 @@ class ServedWeights:
                     shared.append((module, attribute))
             self._places[name] = shared
 
-    def _is_writable(self, name: str) -> bool:
-        for module, _ in self._places[name]:
-            if isinstance(module, Packable) and module.packed is not None:
-                return isinstance(module, PackableLinear) and module.is_writable
-        return True
+    def _why_not_written(self, name: str) -> str | None:
+        found = (module.why_not_written for module, _ in self._places[name] if isinstance(module, Packable))
+        return next((reason for reason in found if reason is not None), None)
 
     def _parameter(self, name: str) -> nn.Parameter:
         module, attribute = self._places[name][0]
@@ -129,12 +127,12 @@ class ServedWeights:
                 self._shards.tell(name, value)
             value = self._shards.shard_of(name, value)
         for module, attribute in self._places[name]:
-            if not isinstance(module, PackableLinear):
-                module.get_parameter(attribute).data.copy_(value)
-            elif attribute == "weight":
+            if isinstance(module, Packable) and attribute == "weight":
                 module.write(value)
-            else:
+            elif isinstance(module, PackableLinear):
                 module.write_bias(value)
+            else:
+                module.get_parameter(attribute).data.copy_(value)
 
     @torch.inference_mode()
     def finish(self) -> None:
@@ -153,6 +151,21 @@ class ServedWeights:
         weight = dense_weight(module) if attribute == "weight" else None
         return self._parameter(name).data if weight is None else weight
 
+    def save(self, name: str) -> list[Any]:
+        """Returns copies in host memory, from which `restore` restores a weight exactly."""
+        return [_save(*place) for place in self._places[name]]
+
+    @torch.inference_mode()
+    def restore(self, name: str, saved: list[Any]) -> None:
+        """Writes back what `save` has returned; the layers use it after `finish`."""
+        for (module, attribute), one in zip(self._places[name], saved, strict=True):
+            if isinstance(module, Packable) and attribute == "weight":
+                module.restore(one)
+            elif isinstance(module, PackableLinear):
+                module.write_bias(one)
+            else:
+                module.get_parameter(attribute).data.copy_(one)
+
     def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of each weight's bytes in row-major order, by name."""
         return {name: hashlib.sha256(_bytes_of(self.read(name))).hexdigest() for name in self.names()}
@@ -160,19 +173,24 @@ class ServedWeights:
     @torch.inference_mode()
     def scramble(self) -> None:
         """Overwrites every weight with noise, so that users notice a weight that is not written afterwards."""
-        for held in self.storages():
-            held.normal_(std=_NOISE)
+        for name in self.names():
+            self.write(name, torch.empty_like(self._parameter(name)).normal_(std=_NOISE))
 
     def storages(self) -> Iterator[Tensor]:
         """Yields the tensors that hold the weights, one for each storage."""
         seen: set[int] = set()
-        for name in self.names():
-            for module, attribute in self._places[name]:
-                is_linear = isinstance(module, PackableLinear) and attribute == "weight"
-                held = module.storage if is_linear else module.get_parameter(attribute).data
+        for module, attribute in (place for name in self.names() for place in self._places[name]):
+            is_packable = isinstance(module, Packable) and attribute == "weight"
+            for held in module.storages if is_packable else [module.get_parameter(attribute).data]:
                 if (address := held.untyped_storage().data_ptr()) not in seen:
                     seen.add(address)
                     yield held
+
+
+def _save(module: nn.Module, attribute: str) -> Any:
+    if isinstance(module, Packable) and attribute == "weight":
+        return module.save()
+    return module.get_parameter(attribute).detach().to("cpu", copy=True)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -8,6 +8,7 @@ has written all of them. If a journal of the previous values is kept, these valu
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -31,7 +32,7 @@ class WeightUpdate:
     def __init__(self, weights: ServedWeights, keeps_journal: bool = False) -> None:
         self.weights = weights
         self._keeps_journal = keeps_journal
-        self._journal: dict[str, Tensor] = {}
+        self._journal: dict[str, list[Any]] = {}
         self._written: set[str] | None = None
         self.torn: set[str] = set()
         """Names of tensors that hold weights of an unknown version."""
@@ -80,7 +81,7 @@ class WeightUpdate:
             one, value = self.weights.same(name), self.weights.converted(name, given)
             if self._keeps_journal and one not in self.torn:
                 # The old value is copied to host memory, because the weight is overwritten next.
-                self._journal.setdefault(one, self.weights.read(one).detach().to("cpu", copy=True))
+                self._journal.setdefault(one, self.weights.save(one))
             written.add(one)
             self.weights.write(one, value)
 
@@ -111,7 +112,7 @@ class WeightUpdate:
         """
         torn, self._written = self._written or set(), None
         for name, value in self._journal.items():
-            self.weights.write(name, self.weights.converted(name, value))
+            self.weights.restore(name, value)
         if self._journal:
             self.weights.finish()
             logger.warning("A weight update was aborted: %d tensors were restored from the journal", len(self._journal))

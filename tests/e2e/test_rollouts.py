@@ -198,6 +198,42 @@ def test_references_of_ray_go_to_the_engines_by_a_handle(start_app, tmp_path: Pa
         assert texts(app) == by_new
 
 
+def test_references_of_direct_transport_go_through_the_object_store(start_app, tmp_path: Path):
+    import ray
+    from ray import serve
+    from ray.experimental.collective import create_collective_group
+
+    @ray.remote(num_cpus=0, enable_tensor_transport=True)
+    class Trainer:
+        @ray.method(tensor_transport="gloo")
+        def weights(self, folder: Path, begin: int, end: int) -> dict:
+            from tests.runtime.pushed_folder import tensors
+
+            return dict(list(tensors(folder).items())[begin:end])
+
+    folder = pushed_folder(tmp_path / "step-1")
+    *by_new, _ = generated(folder)
+    trainers = [Trainer.remote() for _ in range(2)]
+    group = create_collective_group(trainers, backend="gloo")
+    try:
+        with start_app("rollouts-direct", **GLOO) as app:
+            handle = serve.get_app_handle(app.name)
+            references = [trainers[0].weights.remote(folder, *part) for part in ((0, 100), (100, 10**6))]
+            ray.wait(references, num_returns=2)
+            handle.start_weight_update.remote().result()
+            handle.update_weights.remote(references).result()
+            assert handle.finish_weight_update.remote().result()["num_tensors"] == len(tensors(folder))
+            assert texts(app) == by_new
+            ray.kill(trainers[0])
+            handle.start_weight_update.remote().result()
+            with pytest.raises(Exception, match=r"tensors.*transport GLOO, and cannot be fetched"):
+                handle.update_weights.remote(references).result()
+            handle.abort_weight_update.remote().result()
+            assert texts(app) == by_new
+    finally:
+        del group
+
+
 def test_a_sleep_gives_memory_back(start_app, tmp_path: Path):
     folder = pushed_folder(tmp_path / "step-1")
     *by_new, _ = generated(folder)

@@ -18,6 +18,8 @@ from tests.gpu_of_numbers.device import borrowed, poison
 _WAITS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"})
 _SHAPES_BY_VALUE = frozenset({"nonzero", "masked_select", "_unique2", "unique_dim", "bincount"})
 _COPIES = frozenset({"copy_", "_to_copy", "to", "_foreach_copy_"})
+BEFORE_REPLAY: list[Callable[["NumberGraph"], None]] = []
+"""Called before each replay; they raise if the graph's memory cannot be used."""
 
 
 class CaptureError(RuntimeError):
@@ -26,6 +28,15 @@ class CaptureError(RuntimeError):
 
 class StaleAddressError(RuntimeError):
     """A graph is replayed whose memory has been given back."""
+
+
+class Outside(NamedTuple):
+    """Memory that was there before a capture."""
+
+    storage: StorageWeakRef
+    user: str
+    """Name of an operation that uses it."""
+    address: int
 
 
 class Call(NamedTuple):
@@ -46,8 +57,8 @@ class Recorder(TorchDispatchMode):
         self.calls: list[Call] = []
         self.spoiled: str | None = None
         """Description of an operation that a capture forbids, if there was any."""
-        self.outside: dict[int, tuple[StorageWeakRef, str]] = {}
-        """Memory that was there before the capture, by its identity: and who uses it."""
+        self.outside: dict[int, Outside] = {}
+        """Memory that was there before the capture, by its identity."""
         self._own: set[int] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -74,7 +85,8 @@ class Recorder(TorchDispatchMode):
         def as_captured(tensor: Tensor) -> Tensor:
             if not tensor.is_cuda or identity(tensor) in self._own:
                 return tensor
-            self.outside.setdefault(identity(tensor), (StorageWeakRef(tensor.untyped_storage()), name))
+            storage = tensor.untyped_storage()
+            self.outside.setdefault(identity(tensor), Outside(StorageWeakRef(storage), name, storage.data_ptr()))
             return borrowed(tensor)
 
         with _disable_current_modes():
@@ -116,7 +128,7 @@ class NumberGraph:
     def __init__(self) -> None:
         self.pool: Pool | None = None
         self.calls: list[Call] = []
-        self.outside: list[tuple[StorageWeakRef, str]] = []
+        self.outside: list[Outside] = []
         self.num_replays = 0
         self._ruined = False
 
@@ -134,9 +146,11 @@ class NumberGraph:
         """
         if self.pool is None:
             raise RuntimeError("replay before the graph is captured")
-        gone = next((name for storage, name in self.outside if storage.expired()), None)
+        gone = next((one.user for one in self.outside if one.storage.expired()), None)
         if gone is not None:
             raise StaleAddressError(f"{gone} is given memory that has been freed since the capture")
+        for check in BEFORE_REPLAY:
+            check(self)
         self._ruin_later_ones()
         # Whatever mode the host is in: a graph knows of none.
         with _disable_current_modes(), torch.inference_mode():

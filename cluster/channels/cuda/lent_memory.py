@@ -61,7 +61,7 @@ def _lend(tensor: Tensor, device: torch.device, runtime: CudaRuntime) -> LentTen
     if not tensor.is_contiguous():
         return "it is not contiguous"
     try:
-        base = runtime.allocation_of(device, tensor.data_ptr())
+        base, _ = runtime.allocation_of(device, tensor.data_ptr())
         handle = runtime.export_memory(device, base)
     except CudaError as error:
         return f"its memory cannot be exported: {error}"

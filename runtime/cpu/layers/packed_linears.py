@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.kernels.cpu.eight_bits import to_eight_bits
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
@@ -118,23 +119,25 @@ class InputMajorLinear(PackableLinear):
         return super().dense_weight() if self.panels is None else self.panels.dense()
 
     @property
-    def is_writable(self) -> bool:
-        """See `PackableLinear.is_writable`."""
-        return self.panels is None or (isinstance(self.panels, Panels) and not self.eight_bits)
+    def why_not_written(self) -> str | None:
+        """See `Packable.why_not_written`."""
+        return super().why_not_written if isinstance(self.panels, GroupPanels) else None
 
     def write(self, weight: Tensor) -> None:
-        """See `PackableLinear.write`. If the panels are bfloat16 and the new values are not representable in bfloat16,
-        new panels are allocated.
+        """See `Packable.write`. If the panels are bfloat16 and the new values are not representable in bfloat16, new
+        panels are allocated.
         """
         panels = self.panels
         if panels is None:
-            return super().write(weight)
-        held = panels.storage.dtype if fits_bfloat16(weight) else weight.dtype
+            return super().write(to_eight_bits(weight).dense() if self.eight_bits else weight)
+        held = panels.storage.dtype if self.eight_bits or fits_bfloat16(weight) else weight.dtype
         made = Panels.pack(weight, panels.storage.shape[2], panels.parts, held, panels.bias)
-        if made.storage.dtype == panels.storage.dtype:
-            panels.storage.copy_(made.storage)
-        else:
+        if made.storage.dtype != panels.storage.dtype:
             self.panels = made
+            return
+        panels.storage.copy_(made.storage)
+        if panels.scales is not None:
+            panels.scales.copy_(made.scales)
 
     def write_bias(self, bias: Tensor) -> None:
         """See `PackableLinear.write_bias`."""
@@ -143,9 +146,9 @@ class InputMajorLinear(PackableLinear):
             self.panels.bias.copy_(bias)
 
     @property
-    def storage(self) -> Tensor:
-        """See `PackableLinear.storage`."""
-        return self.panels.storage if isinstance(self.panels, Panels) else super().storage
+    def storages(self) -> list[Tensor]:
+        """See `Packable.storages`."""
+        return [self.panels.storage] if isinstance(self.panels, Panels) else super().storages
 
     @property
     def packed(self) -> Panels | GroupPanels | None:

@@ -5,7 +5,7 @@ logits.
 """
 
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,31 @@ class Packable:
     def packed_tensors(self) -> list[Tensor]:
         """Returns the tensors of the packed weight, if kernels read these tensors in place; else an empty list."""
         return []
+
+    @property
+    def why_not_written(self) -> str | None:
+        """Reason why new weights cannot be written into the module; None if they can."""
+        return None if self.packed is None else "packed as in the checkpoint"
+
+    def write(self, weight: Tensor) -> None:
+        """Writes new weights [out, in] of the same dtype into the memory of the old weights, rounded to a packed form.
+
+        `why_not_written` must be None.
+        """
+        self.weight.data.copy_(weight)
+
+    def save(self) -> Any:
+        """Returns a copy of the weight in host memory, from which `restore` restores the weight exactly."""
+        return self.dense_weight().detach().to("cpu", copy=True)
+
+    def restore(self, saved: Any) -> None:
+        """Writes the weight that `save` has returned."""
+        self.write(saved.to(self.weight.device))
+
+    @property
+    def storages(self) -> list[Tensor]:
+        """Returns tensors in the memory that holds the weight, packed or not."""
+        return self.packed_tensors() or [self.weight.data]
 
 
 class Packed(Protocol):
@@ -82,26 +107,9 @@ class PackableLinear(Packable, nn.Linear):
     def repack(self) -> object:
         """Rebuilds the packed form from the current weights; does nothing in this class."""
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether arbitrary new weights can be written into the layer; some packed forms cannot hold every weight."""
-        return self.packed is None
-
-    def write(self, weight: Tensor) -> None:
-        """Writes new weights [out, in] of the same dtype into the memory of the old weights.
-
-        The layer must be writable.
-        """
-        self.weight.data.copy_(weight)
-
     def write_bias(self, bias: Tensor) -> None:
         """Writes a new bias [out]."""
         self.bias.data.copy_(bias)
-
-    @property
-    def storage(self) -> Tensor:
-        """Returns a tensor in the memory that holds the weight, packed or not."""
-        return self.weight.data
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> None:

@@ -107,6 +107,11 @@ class LoadedModel:
         """Bytes that a running sequence needs besides keys and values."""
         return sum(part.seq_bytes() for part in self.parts.values())
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes that parts hold on the device outside torch's allocator."""
+        return sum(part.mapped_bytes for part in self.parts.values())
+
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
         """Returns the bytes of `budget` that are left for keys and values, and the adjusted configuration."""
         for part in self.parts.values():

@@ -31,6 +31,8 @@ class ModelPart:
     """Description of changes to the model's logits; empty if the part changes none."""
     seats: Seats | None = None
     """Seats (such as memory for an adapter) that some requests need besides a slot; None if no request needs a seat."""
+    mapped_bytes = 0
+    """Bytes that the part holds on the device outside torch's allocator."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
         """Returns an engine's configuration, adjusted to the part; `name` is the model's name.

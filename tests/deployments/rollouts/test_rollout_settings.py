@@ -19,7 +19,6 @@ def test_vllm_s_switch_implies_them():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"rollouts": True, "dtype": "int8"}, "rollouts is True and dtype is int8: rounded weights cannot be replaced"),
         (
             {"rollouts": True, "rollouts_journal": True, "tensor_parallel_size": 2},
             "rollouts_journal is True and tensor_parallel_size is 2: each rank holds only a part of each weight",

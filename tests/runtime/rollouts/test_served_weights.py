@@ -122,11 +122,6 @@ def test_what_is_no_number_in_the_dtype_of_the_weights_is_refused(value: float):
         served.converted("model.norm.weight", torch.full((64,), value, dtype=torch.float64))
 
 
-def test_rounded_weights_are_refused():
-    with pytest.raises(WeightsRefused, match="dtype is int8"):
-        ServedWeights(prepare_model(random_model("llama"), "served", eight_bits=True))
-
-
 def test_checksums_tell_weights_apart():
     loaded = prepare_model(random_model("llama"), "served")
     before = ServedWeights(loaded).checksums()

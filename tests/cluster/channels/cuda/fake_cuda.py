@@ -131,11 +131,11 @@ class FakeCuda:
         path.unlink()
         self.machine.open_files.remove(path)
 
-    def allocation_of(self, device: torch.device, address: int) -> int:
+    def allocation_of(self, device: torch.device, address: int) -> tuple[int, int]:
         self._may_fail("allocation_of")
         for begin, (_, mapping) in self._mappings.items():
             if begin <= address < begin + len(mapping):
-                return begin
+                return begin, len(mapping)
         raise CudaError("cuMemGetAddressRange failed: no allocation (CUresult 1)")
 
     def export_memory(self, device: torch.device, address: int) -> bytes:
@@ -144,8 +144,12 @@ class FakeCuda:
 
     def open_memory(self, device: torch.device, handle: bytes) -> int:
         self._may_fail("open_memory")
+        try:
+            address = self._map(Path(handle.rstrip(b"\0").decode()))
+        except (OSError, ValueError):
+            raise CudaError("cudaIpcOpenMemHandle failed: invalid argument (cudaError 1)") from None
         self.machine.num_mapped += 1
-        return self._map(Path(handle.rstrip(b"\0").decode()))
+        return address
 
     def close_memory(self, device: torch.device, address: int) -> None:
         del self._mappings[address]

@@ -1,0 +1,289 @@
+"""GPU memory whose addresses stay while its physical memory is given back, by CUDA's virtual memory management.
+
+Captured graphs contain addresses, so a graph that was captured before a sleep runs unchanged after the sleep. torch's
+allocator has no part in this memory: tensors are created over the addresses.
+"""
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.foreign_memory import tensor_at
+
+ALIGNMENT_BYTES = 256
+"""Alignment of tensors, the same as that of torch's allocator."""
+HOST_BLOCK_BYTES = 1 << 26
+"""Size of the blocks of pinned memory in which contents are saved. The size is a power of two, because torch rounds
+each block up to a power of two."""
+_PINNED = _ON_DEVICE = 1
+_READ_AND_WRITE = 3
+_SUPPORTS_VIRTUAL_MEMORY = 102
+"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"""
+
+
+class GpuMemoryError(RuntimeError):
+    """The driver has refused a call. The message is one line that names the call and the driver's reason."""
+
+
+class Driver(Protocol):
+    """Calls of CUDA's driver for virtual memory; every method may raise GpuMemoryError."""
+
+    def granularity(self, device: torch.device) -> int:
+        """Number of bytes of which every size must be a multiple."""
+        ...
+
+    def reserve(self, num_bytes: int) -> int:
+        """Reserves addresses, behind which there is no memory yet; returns the first address."""
+        ...
+
+    def create(self, device: torch.device, num_bytes: int) -> int:
+        """Allocates physical memory of the device; returns its handle."""
+        ...
+
+    def map(self, device: torch.device, address: int, num_bytes: int, handle: int) -> None:
+        """Places physical memory behind reserved addresses, for reading and writing by the device."""
+        ...
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        """Removes the physical memory behind addresses, which stay reserved."""
+        ...
+
+    def release(self, handle: int) -> None:
+        """Frees physical memory once nothing is mapped to it."""
+        ...
+
+
+class Region:
+    """Tensors of a device whose physical memory can be given back and taken again; addresses never change.
+
+    Nothing may read or write the tensors while the region is asleep: on a GPU an access would end the process's CUDA
+    context. Regions stay until their process ends.
+
+    Args:
+        driver: the driver's calls; None uses CUDA's driver.
+    """
+
+    def __init__(self, device: torch.device, driver: Driver | None = None) -> None:
+        self._device, self._driver = device, driver or CudaDriver()
+        self._chunks: list[_Chunk] = []
+        self.is_asleep = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of physical memory that the region takes when it is awake."""
+        return sum(chunk.num_bytes for chunk in self._chunks)
+
+    def allocate(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Allocates uninitialised tensors, uint8 [size], which together are one piece of physical memory.
+
+        Raises:
+            GpuMemoryError: the device has not enough memory.
+        """
+        begins, total = [], 0
+        for size in sizes:
+            begins.append(total)
+            total += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        granularity = self._driver.granularity(self._device)
+        num_bytes = -(-max(total, 1) // granularity) * granularity
+        chunk = _Chunk(self._device, self._driver, self._driver.reserve(num_bytes), num_bytes)
+        chunk.map()
+        self._chunks.append(chunk)
+        return [tensor_at(chunk.address + begin, size, self._device) for begin, size in zip(begins, sizes, strict=True)]
+
+    def sleep(self, saves: bool) -> None:
+        """Gives the physical memory back; a region that is asleep loses its saved contents if `saves` is False.
+
+        The device must have finished all work on the region.
+
+        Args:
+            saves: whether contents are kept in pinned host memory, for `wake`.
+
+        Raises:
+            MemoryError: the host has not enough memory for the contents; the region is awake then.
+        """
+        if not self.is_asleep and saves:
+            try:
+                for chunk in self._chunks:
+                    chunk.save()
+                _synchronize(self._device)
+            except RuntimeError as error:
+                self._forget()
+                raise MemoryError(str(error).partition("\n")[0]) from error
+        if not saves:
+            self._forget()
+        if not self.is_asleep:
+            for chunk in self._chunks:
+                chunk.unmap()
+            self.is_asleep = True
+
+    def wake(self) -> None:
+        """Takes new physical memory and restores the saved contents; memory without saved contents is zero.
+
+        Raises:
+            GpuMemoryError: the device has not enough memory; the region is still asleep then, with its saved contents.
+        """
+        if not self.is_asleep:
+            return
+        mapped: list[_Chunk] = []
+        try:
+            for chunk in self._chunks:
+                chunk.map()
+                mapped.append(chunk)
+        except GpuMemoryError:
+            for chunk in mapped:
+                chunk.unmap()
+            raise
+        for chunk in self._chunks:
+            chunk.restore()
+        _synchronize(self._device)
+        self._forget()
+        self.is_asleep = False
+
+    def _forget(self) -> None:
+        for chunk in self._chunks:
+            chunk.saved = []
+
+
+class _Chunk:
+    """Reserved addresses, behind which there is one piece of physical memory or none."""
+
+    def __init__(self, device: torch.device, driver: Driver, address: int, num_bytes: int) -> None:
+        self.address, self.num_bytes = address, num_bytes
+        self.saved: list[Tensor] = []
+        """Contents in host memory, in blocks; empty if no contents are saved."""
+        self._device, self._driver, self._handle = device, driver, 0
+
+    def map(self) -> None:
+        self._handle = self._driver.create(self._device, self.num_bytes)
+        try:
+            self._driver.map(self._device, self.address, self.num_bytes, self._handle)
+        except GpuMemoryError:
+            self._driver.release(self._handle)
+            raise
+
+    def unmap(self) -> None:
+        self._driver.unmap(self.address, self.num_bytes)
+        self._driver.release(self._handle)
+
+    def save(self) -> None:
+        for block in self._blocks():
+            held = torch.empty(len(block), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+            self.saved.append(held.copy_(block, non_blocking=True))
+
+    def restore(self) -> None:
+        if not self.saved:
+            tensor_at(self.address, self.num_bytes, self._device).zero_()
+        for block, held in zip(self._blocks(), self.saved, strict=False):
+            block.copy_(held, non_blocking=True)
+
+    def _blocks(self) -> Iterator[Tensor]:
+        yield from tensor_at(self.address, self.num_bytes, self._device).split(HOST_BLOCK_BYTES)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class _Location(ctypes.Structure):
+    """CUmemLocation"""
+
+    _fields_: ClassVar = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp"""
+
+    _fields_: ClassVar = [
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("windows_data", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc"""
+
+    _fields_: ClassVar = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+class CudaDriver:
+    """`Driver` of the installed NVIDIA driver."""
+
+    def granularity(self, device: torch.device) -> int:
+        """See `Driver.granularity`; raises GpuMemoryError if the device has no virtual memory management."""
+        supported = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(supported), _SUPPORTS_VIRTUAL_MEMORY, _index(device))
+        if not supported.value:
+            raise GpuMemoryError(f"{device} has no virtual memory management")
+        size, properties = ctypes.c_size_t(), _properties(device)
+        self._call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(properties), 0)
+        return size.value
+
+    def reserve(self, num_bytes: int) -> int:
+        """See `Driver.reserve`."""
+        address = ctypes.c_uint64()
+        size, anywhere, flags = ctypes.c_size_t(num_bytes), ctypes.c_uint64(), ctypes.c_uint64()
+        self._call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(), anywhere, flags)
+        return address.value
+
+    def create(self, device: torch.device, num_bytes: int) -> int:
+        """See `Driver.create`."""
+        handle, properties = ctypes.c_uint64(), _properties(device)
+        size, flags = ctypes.c_size_t(num_bytes), ctypes.c_uint64()
+        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), flags)
+        return handle.value
+
+    def map(self, device: torch.device, address: int, num_bytes: int, handle: int) -> None:
+        """See `Driver.map`."""
+        place, size = ctypes.c_uint64(address), ctypes.c_size_t(num_bytes)
+        self._call("cuMemMap", place, size, ctypes.c_size_t(), ctypes.c_uint64(handle), ctypes.c_uint64())
+        access = _Access(_Location(_ON_DEVICE, _index(device)), _READ_AND_WRITE)
+        try:
+            self._call("cuMemSetAccess", place, size, ctypes.byref(access), ctypes.c_size_t(1))
+        except GpuMemoryError:
+            self.unmap(address, num_bytes)
+            raise
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        """See `Driver.unmap`."""
+        self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
+
+    def release(self, handle: int) -> None:
+        """See `Driver.release`."""
+        self._call("cuMemRelease", ctypes.c_uint64(handle))
+
+    @staticmethod
+    def _call(name: str, *arguments: object) -> None:
+        driver = _library()
+        if status := getattr(driver, name)(*arguments):
+            reason = ctypes.c_char_p()
+            driver.cuGetErrorString(status, ctypes.byref(reason))
+            raise GpuMemoryError(f"{name} failed: {(reason.value or b'unknown error').decode()} (CUresult {status})")
+
+
+def _index(device: torch.device) -> int:
+    return device.index or 0
+
+
+def _properties(device: torch.device) -> _Properties:
+    return _Properties(_PINNED, 0, _Location(_ON_DEVICE, _index(device)))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The driver's library, which torch has loaded.
+
+    Raises:
+        GpuMemoryError: the library cannot be opened.
+    """
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise GpuMemoryError(f"the driver's library cannot be opened: {error}") from None
