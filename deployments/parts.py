@@ -129,9 +129,19 @@ PARTS = (
     *("start_checks", "memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings"),
     *("learning", "grammars", "ranks", "embeddings", "api.tokens", "api.token_generation", "api.description"),
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
-    *("round_traces", "prefixes", "rollouts", "rollouts.ipc", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words"),
-    *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
-    *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
+    *(
+        "round_traces",
+        "prefixes",
+        "rollouts",
+        "rollouts.ipc",
+        "weights",
+        "two_nodes",
+        "gpu_memory",
+        "shared_drafters",
+        "vllm_words",
+    ),
+    *("vllm_words", "several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics"),
+    *("cpu_activations", "suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
     *("help_panels", "repeated_lines", "api.template_forms", "api.load"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""

@@ -134,7 +134,7 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
-    *("fused", "experts", "model_trial", "start_checks", "promises", "deferral", "masks", "prompt_graphs"),
+    *("fused", "experts", "model_trial", "engine_checks", "promises", "deferral", "masks", "prompt_graphs"),
     *("cpu", "adaptive", "cpu.adaptive", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix"),
     *("suffix_beside", "mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),

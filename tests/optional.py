@@ -143,7 +143,7 @@ FEATURES = {
             *("deployments/doctor", "tests/deployments/doctor"),
             *("benchmarks/gpu/doctor.py", "tests/e2e/test_gpu_first.py"),
         ),
-        needs=("local", "start_checks", "kernel_tools"),
+        needs=("local", "start_checks", "engine_checks", "kernel_tools"),
     ),
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
@@ -333,9 +333,9 @@ FEATURES = {
     "file_lock": Feature(("runtime/file_lock.py",)),
     "promises": Feature(("runtime/promises", "tests/runtime/promises"), needs=("file_lock",)),
     "model_trial": Feature(("runtime/model_trial", "tests/runtime/model_trial")),
-    "start_checks": Feature(
+    "engine_checks": Feature(
         (
-            *("runtime/start_checks", "tests/runtime/start_checks", "tests/runtime/fitted_pair.py"),
+            *("runtime/engine_checks", "tests/runtime/engine_checks", "tests/runtime/fitted_pair.py"),
             *("tests/runtime/mtp/test_mtp_pair.py", "tests/runtime/draft_model/test_draft_model_tested.py"),
             *("tests/deployments/learning/test_weak_head.py", "tests/runtime/tensor_parallel/test_captured_ranks.py"),
             "tests/gpu_of_numbers",
@@ -345,7 +345,7 @@ FEATURES = {
     "gpu_kernels": Feature(
         (
             *("kernels/gpu", "tests/kernels/gpu", "tests/kernels/*/launches.py", "tests/ptx", "tests/gpu_of_numbers"),
-            *("tests/runtime/start_checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
+            *("tests/runtime/engine_checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
             *("tests/runtime/test_launch_counts.py", "tests/runtime/test_host_counts.py"),
             *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
             "tests/runtime/draft_rules/test_rules_on_fake_gpu.py",
@@ -491,7 +491,7 @@ FEATURES = {
     ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
     "conventions": Feature(
-        ("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled", "fingerprint", "start_checks")
+        ("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled", "fingerprint", "engine_checks")
     ),
     "parsing": Feature(
         (

@@ -14,8 +14,8 @@ from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.deployments.doctor.options import DoctorConfig
 from wingbeat.deployments.doctor.rounds import round_estimate
 from wingbeat.deployments.local.engine import OpenEngine
+from wingbeat.runtime.engine_checks.bounded_step import StepTimeout
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.start_checks.bounded_step import StepTimeout
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM

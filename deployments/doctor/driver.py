@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from wingbeat.runtime.start_checks.bounded_step import StepTimeout
+from wingbeat.runtime.engine_checks.bounded_step import StepTimeout
 
 ANSWERED_S = 180.0
 """Seconds allowed for importing torch from a cold disk, and for creating a context on each of eight GPUs while the

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from wingbeat.runtime.start_checks.bounded_step import bounded_step
+from wingbeat.runtime.engine_checks.bounded_step import bounded_step
 
 
 class Verdict(StrEnum):

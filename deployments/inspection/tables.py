@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from wingbeat.runtime.start_checks.self_test import LEAST_ACCEPTANCE
+from wingbeat.runtime.engine_checks.self_test import LEAST_ACCEPTANCE
 
 Findings = dict[str, Any]
 """Content of the output of `--json`."""

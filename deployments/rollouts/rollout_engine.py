@@ -17,7 +17,6 @@ from wingbeat.deployments.rollouts.announced import PACKED_BYTES, PIECE_BYTES, a
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, OperationResult
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
-from wingbeat.runtime.rollouts.host_pages import give_back
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.sleep_memory import TAGS, WEIGHTS, memory_of
 from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_checkpoint, read_files

@@ -22,10 +22,10 @@ from wingbeat.runtime.drafters.base import DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.drafters.registry import kind_of, load_drafter
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.engine_checks.trial_prompts import trial_requests
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.start_checks.trial_prompts import trial_requests
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 

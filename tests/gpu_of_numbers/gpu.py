@@ -67,7 +67,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
         RuntimeError: there is a real GPU or no compiler, or the process has chosen otherwise (`launching`).
     """
     from wingbeat.kernels.gpu.attention.device import device_limits
-    from wingbeat.runtime.start_checks import graph_check, kernel_check
+    from wingbeat.runtime.engine_checks import graph_check, kernel_check
 
     memory, gpu = device.load(), NumberGpu(CARDS[card])
     capability = gpu.card.major * 10 + gpu.card.minor if compiled else None

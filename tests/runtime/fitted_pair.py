@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional
 
 from tests.runtime.models import VOCAB_SIZE, engine_config, generate, random_model
+from wingbeat.runtime.engine_checks.trial_prompts import trial_prompts
 from wingbeat.runtime.heads.conventions import STATED
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.start_checks.trial_prompts import trial_prompts
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 

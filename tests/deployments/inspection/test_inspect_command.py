@@ -15,9 +15,9 @@ from wingbeat.deployments.local import engine
 from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import KINDS
+from wingbeat.runtime.engine_checks.self_test import SelfTest
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.start_checks.self_test import SelfTest
 
 HEAD, VERIFIER = str(demo_pair().drafter), str(demo_pair().verifier)
 FIELDS = {

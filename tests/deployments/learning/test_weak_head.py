@@ -11,8 +11,8 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.learning.folder import ledger_of
 from wingbeat.deployments.replica.engine.build import build_setup
+from wingbeat.runtime.engine_checks.self_test import BadDrafterError
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.start_checks.self_test import BadDrafterError
 
 PROMPT, TOKENS = (5, 6, 7, 8, 9), 60
 TAKEN_S = 60.0

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.runtime.engine_checks.test_self_test import open_llm, pair  # noqa: F401
 from tests.runtime.models import random_model
-from tests.runtime.start_checks.test_self_test import open_llm, pair  # noqa: F401
-from wingbeat.runtime.start_checks.self_test import BadDrafterError
+from wingbeat.runtime.engine_checks.self_test import BadDrafterError
 
 
 @pytest.mark.slow

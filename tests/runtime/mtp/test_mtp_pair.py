@@ -7,14 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.runtime.engine_checks.test_self_test import open_llm
 from tests.runtime.models import CHAIN, engine_config
 from tests.runtime.mtp.mtp_world import NUM_LAYERS, Modules
-from tests.runtime.start_checks.test_self_test import open_llm
 from tests.runtime.text_drafters import text_drafter
 from wingbeat.runtime.drafters.choice import FALLBACK, parse_drafter
+from wingbeat.runtime.engine_checks.self_test import LEAST_ACCEPTANCE, BadDrafterError
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair
-from wingbeat.runtime.start_checks.self_test import LEAST_ACCEPTANCE, BadDrafterError
 
 EDITS = {
     "missing": lambda t: t.pop(f"model.layers.{NUM_LAYERS}.hnorm.weight"),

@@ -23,10 +23,10 @@ from tests.runtime.tensor_parallel.recorded_ranks import OPS, RecordedRank
 from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.engine_checks.graph_check import check_graphs
 from wingbeat.runtime.fused import layers as fused
 from wingbeat.runtime.fused.layers import FusedLayer
 from wingbeat.runtime.graphs.graph_runner import Stage
-from wingbeat.runtime.start_checks.graph_check import check_graphs
 from wingbeat.runtime.tensor_parallel import ranks
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import BackendLost

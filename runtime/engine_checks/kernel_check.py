@@ -9,7 +9,7 @@ import torch
 from wingbeat.kernels import choice
 from wingbeat.kernels.comparison_inputs import Shape
 from wingbeat.kernels.parts import hooks
-from wingbeat.runtime.start_checks.bounded_step import bounded_step
+from wingbeat.runtime.engine_checks.bounded_step import bounded_step
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 logger = logging.getLogger(__name__)

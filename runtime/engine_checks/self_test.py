@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.engine_checks.trial_prompts import trial_requests
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.start_checks.trial_prompts import trial_requests
 from wingbeat.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from tests.runtime.models import random_model
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.engine_checks import graph_check
+from wingbeat.runtime.engine_checks.bounded_step import StepTimeout, bounded_step
+from wingbeat.runtime.engine_checks.graph_check import check_graphs
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.start_checks import graph_check
-from wingbeat.runtime.start_checks.bounded_step import StepTimeout, bounded_step
-from wingbeat.runtime.start_checks.graph_check import check_graphs
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 PROMPT = Request("a", (5, 6, 7), SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))

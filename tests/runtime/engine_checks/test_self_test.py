@@ -14,18 +14,18 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.drafters.registry import load_drafter
-from wingbeat.runtime.heads.conventions import STATED
-from wingbeat.runtime.heads.save import save_eagle_head
-from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.llm import LLM, build_engine
-from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.start_checks.self_test import (
+from wingbeat.runtime.engine_checks.self_test import (
     LEAST_ACCEPTANCE,
     BadDrafterError,
     SelfTest,
     check_drafter,
     run_self_test,
 )
+from wingbeat.runtime.heads.conventions import STATED
+from wingbeat.runtime.heads.save import save_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.llm import LLM, build_engine
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)

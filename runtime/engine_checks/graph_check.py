@@ -3,10 +3,10 @@
 import logging
 
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.engine_checks.bounded_step import bounded_step
+from wingbeat.runtime.engine_checks.self_test import NUM_TEXTS
+from wingbeat.runtime.engine_checks.trial_prompts import trial_requests
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.start_checks.bounded_step import bounded_step
-from wingbeat.runtime.start_checks.self_test import NUM_TEXTS
-from wingbeat.runtime.start_checks.trial_prompts import trial_requests
 from wingbeat.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from wingbeat.kernels.gpu import comparison
 from wingbeat.kernels.gpu.comparison import Difference, Shape
 from wingbeat.runtime import pair
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.start_checks import kernel_check
-from wingbeat.runtime.start_checks.bounded_step import StepTimeout
-from wingbeat.runtime.start_checks.kernel_check import choose_kernels
+from wingbeat.runtime.engine_checks import kernel_check
+from wingbeat.runtime.engine_checks.bounded_step import StepTimeout
+from wingbeat.runtime.engine_checks.kernel_check import choose_kernels
 
 CUDA = torch.device("cuda", 0)
 
