@@ -237,7 +237,7 @@ class DrafterClient(RoundObserver):
         writer = OutcomeWriter(outcome, self._tell_inputs)
         if not self._stateless:
             write_context(plan, flight, writer, self._advance)
-            if self._deferral is not None:
+            if any(seq.draft.num_deferred for seq in plan.decodes):
                 self._deferral.hand_over(plan.decodes, writer, self._advance)
         self._write_decodes(plan.decodes, flight.decodes, writer)
         self._publish_history(plan, flight)
