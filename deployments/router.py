@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
-from wingbeat.deployments.api.access import is_loopback
+from wingbeat.deployments.api.access import Access, is_loopback
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
@@ -23,7 +23,6 @@ from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.refused_start import refusals
-from wingbeat.deployments.surface import access_of
 from wingbeat.runtime.torchless import keep_torch_out
 
 logger = logging.getLogger(__name__)
@@ -149,3 +148,14 @@ def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
         logger.warning(
             "The server listens on %s without an api_key: anyone who can reach the address can use it.", bound_host
         )
+
+
+def access_of(config: AppConfig, bound_host: str | None) -> Access:
+    """Returns the access rules of the HTTP API for a server bound to `bound_host`."""
+    return Access.of_server(
+        bound_host,
+        api_keys=config.api_key,
+        operator_keys=config.operator_key,
+        allowed_origins=config.allowed_origins,
+        allowed_hosts=config.allowed_hosts,
+    )

@@ -16,7 +16,7 @@ from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.inner_drafter import ChannelFactory, InnerDrafter, LocalChannel, attach
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.pair import PairSettings, engine_of_pair
+from wingbeat.runtime.pair import PairSettings, engine_of_pair, most_threads
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
 from wingbeat.runtime.tensor_files import stored_dtype
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -100,12 +100,12 @@ class LLM:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = checkpoint_folder(model)
         stored = stored_dtype(folder)
-        settings = PairSettings.of(
+        settings = PairSettings(
             model=folder,
             drafter=parse_drafter(drafter, Path(model)),
             engine=engine_config,
-            dtype=resolve_dtype(dtype, device, stored),
-            threads=threads,
+            dtype=getattr(torch, resolve_dtype(dtype, device, stored)),
+            most_threads=most_threads(threads),
             allow_bad_drafter=allow_bad_drafter,
             engine_dir=engine_dir,
             fp8_drafter=fp8_drafter,

@@ -62,44 +62,12 @@ class PairSettings(NamedTuple):
     """Processes among which the verifier is divided, as the runtime part for tensor parallelism describes them; None
     for this process alone."""
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        model: Path,
-        drafter: DrafterChoice,
-        engine: EngineConfig,
-        dtype: str,
-        threads: int,
-        allow_bad_drafter: bool,
-        engine_dir: Path | None,
-        fp8_drafter: bool,
-        drafter_settings: Mapping[str, Any],
-        tries_bfloat16: bool,
-        eight_bits: bool,
-        tests_drafter: bool = True,
-    ) -> "PairSettings":
-        """Builds the settings from the options of a server or an `LLM`.
 
-        Args:
-            dtype: name of a torch dtype.
-            drafter_settings: settings given for this kind of drafter, see `DrafterKind.settings`.
-            threads: CPU threads; 0 times several numbers, up to the number of cores that this process may use.
-        """
-        return cls(
-            model=model,
-            drafter=drafter,
-            engine=engine,
-            dtype=getattr(torch, dtype),
-            allow_bad_drafter=allow_bad_drafter,
-            tests_drafter=tests_drafter,
-            engine_dir=engine_dir,
-            most_threads=None if threads else len(os.sched_getaffinity(0)),
-            fp8_drafter=fp8_drafter,
-            drafter_settings=drafter_settings,
-            tries_bfloat16=tries_bfloat16,
-            eight_bits=eight_bits,
-        )
+def most_threads(threads: int) -> int | None:
+    """Returns `PairSettings.most_threads` for a setting of CPU threads: None, or for 0 the cores that this process may
+    use.
+    """
+    return None if threads else len(os.sched_getaffinity(0))
 
 
 class PairEngine(NamedTuple):

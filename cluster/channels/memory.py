@@ -30,34 +30,7 @@ HOST_FIELDS = frozenset(
     }
 )
 """Fields that lie in host memory if there is a device; `wingbeat.cluster.channels.cuda.cuda_ipc` gives the reasons."""
-DEVICE_FIELDS = frozenset(
-    {
-        "decode_positions",
-        "decode_num_tokens",
-        "decode_token_ids",
-        "decode_taps",
-        "chunk_next_token_ids",
-        "chunk_taps",
-        "epochs",
-        "committed_lens",
-        "block_tables",
-        "temperatures",
-        "seeds",
-        "last_token_ids",
-        "position_deltas",
-        "chunk_axes",
-        "chunk_shown",
-        "chunk_embeddings",
-        "sampling_rules",
-        "biased_token_ids",
-        "biases",
-        "token_ids",
-        "parents",
-        "depths",
-        "scores",
-        "num_valid",
-    }
-)
+DEVICE_FIELDS = frozenset((*Outcome._fields, *TreeReply._fields)) - HOST_FIELDS
 """Fields that lie in device memory if there is a device. `token_ids` stands for both a reply's tree tokens and the
 token history.
 """

@@ -184,7 +184,7 @@ class EngineClient:
         run.
         """
         self._held = True
-        self._streams.tell_takes(False)
+        self._streams.tell(takes=False)
         for client_id, numbers in self.loads.unbegun().items():
             self.withdraw(client_id, numbers)
 
@@ -192,12 +192,12 @@ class EngineClient:
         """Accept all requests again, after `hold`."""
         if self._held:
             self._held = False
-            self._streams.tell_takes(True)
+            self._streams.tell(takes=True)
 
     def renew(self, weights: str) -> None:
         """Report to routers that the engine uses the weights with this digest from now on."""
         self.weights = weights
-        self._streams.tell_weights(weights)
+        self._streams.tell(weights=weights)
 
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
         """Run a method of `EngineCalls` between two rounds; the returned future gets the result or the exception of the
@@ -237,7 +237,7 @@ class EngineClient:
         """
         link = self._link
         found = watch.look(now, link.pulse.read(), link.pulse.slowest_s(), link.num_read, link.num_unread > 0)
-        self._streams.tell_stalled(found.stalled)
+        self._streams.tell(stalled=found.stalled)
         return found
 
     def at_work_for(self) -> list[str]:

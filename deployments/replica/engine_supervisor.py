@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
@@ -29,13 +29,6 @@ class Life(Protocol):
     async def end(self) -> None: ...
 
 
-class _Change(NamedTuple):
-    """A requested replacement of the engine by an engine with other settings, such as other weights."""
-
-    launch: Callable[[], Life]
-    done: "asyncio.Future[None]"
-
-
 class EngineSupervisor:
     """Owns the engine of one replica.
 
@@ -57,7 +50,6 @@ class EngineSupervisor:
         self._clock = clock
         self._life: Life | None = None
         self._started_at: float | None = None
-        self._change: _Change | None = None
         self._changed = asyncio.Event()
         """Set whenever an engine has started, and when no further engine will start."""
 
@@ -108,8 +100,7 @@ class EngineSupervisor:
         num_failures = 0
         while True:
             reason = await self._death()
-            if self._change is not None:
-                await self._take_change()
+            if await self._took_change():
                 continue
             if self._started_at is not None and self._clock() - self._started_at > STABLE_S:
                 num_failures = 0
@@ -121,44 +112,17 @@ class EngineSupervisor:
             logger.warning("Lost the engine, the next one starts in %.0f s: %s", pause_s, reason)
             await self._life.end()
             await self._sleep(pause_s)
-            await (self._replace() if self._change is None else self._take_change())
-
-    async def change(self, launch: Callable[[], Life]) -> None:
-        """End the running engine and start an engine with `launch`; later restarts use `launch` too.
-
-        Raises:
-            EngineFailed: no further engine will start in this replica.
-            Exception: the error that prevented the start; an engine with the former settings has been started instead.
-        """
-        if self.failure is not None:
-            raise self.failure
-        self._change = change = _Change(launch, asyncio.get_running_loop().create_future())
-        await self._life.end()
-        await change.done
+            if not await self._took_change():
+                await self._replace()
 
     async def stop(self) -> None:
         """End the engine if there is one; a second call does nothing."""
         if self._life is not None:
             await self._life.end()
 
-    async def _take_change(self) -> None:
-        (launch, done), self._change = self._change, None
-        self._launch, before, self._started_at = launch, self._launch, None
-        try:
-            await self._life.end()
-            self._life = self._launch()
-            await self._life.start()
-        except Exception as error:
-            # Any exception is caught here, because the caller of `change` gets it.
-            await self._life.end()
-            self._launch = before
-            await self._replace()
-            if not done.done():
-                done.set_exception(error)
-            return
-        self._begin()
-        if not done.done():
-            done.set_result(None)
+    async def _took_change(self) -> bool:
+        """Start an engine of another kind if one was requested; returns whether one was. Overridden by subclasses."""
+        return False
 
     async def _replace(self) -> None:
         self.num_restarts += 1
@@ -177,8 +141,6 @@ class EngineSupervisor:
         """Start no further engine. `check_health` fails from now on, so that Serve replaces the replica."""
         self.failure = EngineFailed(reason)
         logger.error("%s", self.failure)
-        if self._change is not None and not self._change.done.done():
-            self._change.done.set_exception(self.failure)
         self._changed.set()
 
     def _begin(self) -> None:

@@ -72,11 +72,8 @@ class RouterStream:
         self._ready = asyncio.Event()
         self._outputs = PendingOutputs()
         self._changes = CacheLog()
-        self._others: tuple[int, int] | None = None
         self._names: dict[str, Any] = {}
-        self._stalled: bool | None = None
-        self._takes: bool | None = None
-        self._weights: str | None = None
+        self._state: dict[str, Any] = {}
         self._ended_by: Exception | None = None
 
     def put(self, outputs: Iterable[WireOutput]) -> None:
@@ -95,29 +92,14 @@ class RouterStream:
         self._changes.add(changes)
         self._ready.set()
 
-    def tell_others(self, num_requests: int, num_tokens: int) -> None:
-        """Report the load that other routers put on this engine."""
-        self._others = num_requests, num_tokens
-        self._ready.set()
-
     def tell_names(self, changes: NameChanges) -> None:
         """Add changed bindings of names, by kind."""
         self._names |= changes
         self._ready.set()
 
-    def tell_stalled(self, stalled: bool) -> None:
-        """Report whether the engine has made no progress for long."""
-        self._stalled = stalled
-        self._ready.set()
-
-    def tell_takes(self, takes: bool) -> None:
-        """Report whether the engine accepts requests that have no output tokens yet."""
-        self._takes = takes
-        self._ready.set()
-
-    def tell_weights(self, weights: str) -> None:
-        """Report the digest of the weights that are used from now on."""
-        self._weights = weights
+    def tell(self, **state: Any) -> None:
+        """Report the engine's state: fields of `EngineReport`."""
+        self._state |= state
         self._ready.set()
 
     def end(self, error: Exception) -> None:
@@ -142,6 +124,6 @@ class RouterStream:
 
     def _report(self) -> EngineReport | None:
         names = pickle.dumps(self._names) if self._names else None
-        report = EngineReport(self._changes.drain(), self._others, names, self._stalled, self._takes, self._weights)
-        self._others, self._names, self._stalled, self._takes, self._weights = None, {}, None, None, None
+        report = EngineReport(changes=self._changes.drain(), names=names, **self._state)
+        self._names, self._state = {}, {}
         return None if report == EngineReport() else report

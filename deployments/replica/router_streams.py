@@ -3,7 +3,7 @@ outputs.
 """
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wingbeat.cluster.routing import AnswerLength, PrefixIndex
 from wingbeat.deployments.fleet.catalog import NameChanges
@@ -118,8 +118,8 @@ class RouterStreams:
         self._event_loop = asyncio.get_running_loop()
         self._streams: dict[str, RouterStream] = {}
         self._cached = PrefixIndex()
-        self._stalled = False
-        self._takes = True
+        self._state: dict[str, Any] = {}
+        """State that was reported to all routers, see `tell`."""
         self._told: dict[str, ClientLoad] = {}
         """For each router, the last report that it got about the load of the other routers."""
         self._telling = False
@@ -132,10 +132,7 @@ class RouterStreams:
         stream = self._streams[client_id] = RouterStream()
         if len(self._cached):
             stream.tell_cached(self._cached.snapshot())
-        if self._stalled:
-            stream.tell_stalled(True)
-        if not self._takes:
-            stream.tell_takes(False)
+        stream.tell(**self._state)
         self.tell_loads_soon()
         return stream
 
@@ -170,23 +167,12 @@ class RouterStreams:
         for stream in self._streams.values():
             stream.tell_cached(changes)
 
-    def tell_stalled(self, stalled: bool) -> None:
-        """Report to every router whether the engine has made no progress for long, if that has changed."""
-        if stalled != self._stalled:
-            self._stalled = stalled
-            for stream in self._streams.values():
-                stream.tell_stalled(stalled)
-
-    def tell_takes(self, takes: bool) -> None:
-        """Report to every router whether the engine accepts requests without output tokens."""
-        self._takes = takes
-        for stream in self._streams.values():
-            stream.tell_takes(takes)
-
-    def tell_weights(self, weights: str) -> None:
-        """Report to every router the digest of the weights that are used from now on."""
-        for stream in self._streams.values():
-            stream.tell_weights(weights)
+    def tell(self, **state: Any) -> None:
+        """Report the engine's state, which are fields of `EngineReport`, to every router, as far as it has changed."""
+        changed = {name: value for name, value in state.items() if self._state.get(name) != value}
+        self._state |= changed
+        for stream in self._streams.values() if changed else ():
+            stream.tell(**changed)
 
     def tell_loads_soon(self) -> None:
         """Schedule a report about other routers' load; reports are at least `TELL_LOADS_S` apart."""
@@ -205,4 +191,4 @@ class RouterStreams:
             others = ClientLoad(num_requests - own.num_requests, num_tokens - own.num_tokens)
             if others != self._told.get(client_id, ClientLoad()):
                 self._told[client_id] = others
-                stream.tell_others(*others)
+                stream.tell(others=tuple(others))

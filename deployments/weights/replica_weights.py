@@ -16,6 +16,7 @@ from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import Life
 from wingbeat.deployments.replica.replica_engines import ReplicaEngines
+from wingbeat.deployments.weights.changing_supervisor import ChangingSupervisor
 from wingbeat.deployments.weights.push import Refusal, Weights
 from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.successor import MODULE, Inspected
@@ -30,6 +31,7 @@ class ReplicaWeights(ReplicaEngines):
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
         super().__init__(config, memory, new_life)
+        self.engines: ChangingSupervisor = ChangingSupervisor(self._launch)
         self._served = Weights()
         self._state = "serves"
         self._taking = asyncio.Lock()

@@ -20,7 +20,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.pair import PairSettings, engine_of_pair
+from wingbeat.runtime.pair import PairSettings, engine_of_pair, most_threads
 from wingbeat.runtime.recordings.extract_config import MIN_ANSWER, ExtractConfig
 from wingbeat.runtime.recordings.format import DTYPES, Record, RecordingIndex, RecordingSpec
 from wingbeat.runtime.recordings.live import FinishedSequence, LiveRecording
@@ -226,18 +226,12 @@ def _engine(config: ExtractConfig, folder: Path) -> Engine:
         # recorded
         enable_prefix_caching=False,
     )
-    settings = PairSettings.of(
+    settings = PairSettings(
         model=folder,
         drafter=parse_drafter("none", folder),
         engine=limits,
-        dtype=config.dtype,
-        threads=config.threads,
-        allow_bad_drafter=False,
-        engine_dir=None,
-        fp8_drafter=False,
-        drafter_settings={},
-        tries_bfloat16=False,
-        eight_bits=False,
+        dtype=getattr(torch, config.dtype),
+        most_threads=most_threads(config.threads),
     )
 
     def needs(_: object, loaded: LoadedModel) -> DrafterNeeds:

@@ -11,7 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 from tests.needs import needs
 from wingbeat.deployments.app import _verifier, verifier_names
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.surface import access_of
+from wingbeat.deployments.router import access_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import FALLBACK

@@ -20,7 +20,7 @@ from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import Lender
-from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
+from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair, most_threads
 
 if TYPE_CHECKING:
     from wingbeat.runtime.inner_drafter import ChannelFactory, InnerDrafter
@@ -137,12 +137,12 @@ def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> D
 
 def pair_settings(config: AppConfig) -> PairSettings:
     """Return the part of the configuration that concerns the verifier and its drafter."""
-    return PairSettings.of(
+    return PairSettings(
         model=config.model_dir(),
         drafter=config.choice(),
         engine=config.engine_config(),
-        dtype=config.resolved_dtype(),
-        threads=config.num_threads(),
+        dtype=getattr(torch, config.resolved_dtype()),
+        most_threads=most_threads(config.num_threads()),
         allow_bad_drafter=config.allow_bad_drafter or bool(first_result("keeps_weak_head", config)),
         engine_dir=config.engine_dir,
         fp8_drafter=config.drafter_weights == "fp8",
