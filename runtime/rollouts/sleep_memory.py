@@ -119,8 +119,8 @@ class DeviceMemory(ModelPart):
         users = _tensors_by_storage(self._device)
         group: list[int] = []
         size = 0
-        for address, num_bytes in [(_address(one), one.untyped_storage().nbytes()) for one in weights.storages()]:
-            group.append(address)
+        for key, num_bytes in [(_key(one), one.untyped_storage().nbytes()) for one in weights.storages()]:
+            group.append(key)
             size += num_bytes
             if size >= CHUNK_BYTES:
                 self._take([users.pop(one) for one in group])
@@ -196,17 +196,18 @@ def open_sleeping(loaded: LoadedModel, driver: Driver | None = None) -> Backend:
     return SleepingBackend(memory)
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _key(tensor: Tensor) -> int:
+    """Identity of a tensor's storage."""
+    return tensor.untyped_storage()._cdata
 
 
 def _tensors_by_storage(device: torch.device) -> dict[int, list[Tensor]]:
-    """Returns all tensors of a device that this process's Python objects hold, by their storage's address."""
+    """Returns all tensors of a device that this process's Python objects hold, by the storage's identity."""
     found: dict[int, list[Tensor]] = {}
     for one in gc.get_objects():
         # `isinstance` would call properties of lazy objects
         if issubclass(type(one), Tensor) and one.device == device and one.layout is torch.strided:
-            found.setdefault(_address(one), []).append(one)
+            found.setdefault(_key(one), []).append(one)
     return found
 
 

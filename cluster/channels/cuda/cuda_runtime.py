@@ -7,8 +7,8 @@ export, and every killed drafter would leak the memory. The runtime functions us
 CUDA 5.0.
 
 Events come from `torch.cuda.Event`, whose IPC interface is public and unchanged from torch 2.11 to 2.13. Tensors over
-the memory of a peer GPU count as memory of the GPU that mapped it (`kernels.foreign_memory`), and kernels of the
-mapping GPU read that memory over NVLink or PCIe.
+the memory of a peer GPU count as memory of the GPU that mapped it (`kernels.foreign_memory`); kernels of the mapping
+GPU read that memory over NVLink or PCIe.
 """
 
 import ctypes

@@ -48,7 +48,7 @@ def test_a_weight_that_is_used_by_more_than_tensors_stays_where_it_is(caplog):
     turned, user = module.weight.t(), module.weight.untyped_storage()
     address = user.data_ptr()
     memory = DeviceMemory(HOST, HostDriver())
-    memory._take([sleep_memory._tensors_by_storage(HOST)[address]])
+    memory._take([sleep_memory._tensors_by_storage(HOST)[user._cdata]])
     assert "unknown users" in caplog.text
     assert {one.untyped_storage().data_ptr() for one in (module.weight, turned)} == {address}
     assert torch.equal(module.weight, before)
