@@ -87,7 +87,7 @@ def _filter_kernel(
 def filter_rows(
     rows: Rows, workspace: SamplingWorkspace, shares: Shares, out: Tensor | None, *, listed_only: bool = False
 ) -> None:
-    """Filters the rows that `scale_rows` stored: four or five launches.
+    """Filters the rows that `scale_rows` stored: four or six launches.
 
     Args:
         out: int64 [num_rows], receives every row's token; None sets removed tokens to -inf in place.

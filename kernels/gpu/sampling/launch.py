@@ -26,7 +26,7 @@ def process_logits(
     processors: LogitProcessors | None,
     listed_only: bool = False,
 ) -> Tensor:
-    """Runs `sampling.process_logits`: one launch; with filters 6 launches, or 5 if `listed_only` is set."""
+    """Runs `sampling.process_logits`: one launch; with filters 7 launches, or 5 if `listed_only` is set."""
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
@@ -65,7 +65,7 @@ def choose_tokens(
     workspace: SamplingWorkspace | None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """Runs `sampling.choose_tokens`: one launch, or six with filters."""
+    """Runs `sampling.choose_tokens`: one launch, or seven with filters."""
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:

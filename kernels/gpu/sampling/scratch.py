@@ -9,7 +9,7 @@ from torch import Tensor
 
 # Number of thresholds that a pass divides a span of scores by: as many as a program can hold per lane in registers.
 NUM_BINS = tl.constexpr(16)
-NUM_PASSES = 2
+NUM_PASSES = 3
 # Fields of a span: see `nucleus`.
 SPAN_FIELDS = tl.constexpr(5)
 

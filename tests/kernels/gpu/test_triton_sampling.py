@@ -109,6 +109,22 @@ def test_the_last_span_has_few_tokens_and_a_whole_row_is_read_only_where_equals_
 
 
 @pytest.mark.slow
+def test_a_nucleus_of_half_the_vocabulary_is_found_in_a_short_list(monkeypatch):
+    """A row of top-p, a row of top-p and top-k, and a row of top-k, whose logits in bfloat16 have ties."""
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 512)
+    rows = Rows(
+        torch.tensor([1.5, 1.0, 1.0]), torch.tensor([0, 2000, 900]), torch.tensor([0.95, 0.99, 1.0]), torch.zeros(3)
+    )
+    logits, keys = random_logits(3, 16384, "gaussian").to(torch.bfloat16), torch.arange(3)
+    workspace = triton_sampling_workspace.SamplingWorkspace(3, 16384, DEVICE)
+    choose(logits, rows, keys, keys, any_filtered=True, workspace=workspace)
+    assert (workspace.num_listed <= 512).all()
+    kept = triton_sampling.process_logits(logits.to(DEVICE), *rows.to(DEVICE), any_filtered=True, processors=None).cpu()
+    assert torch.equal(kept, sorted_reference(logits, rows))
+    assert (kept > float("-inf")).sum(1).min() > 512
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "vocab_size"), [("gaussian", 101), ("tied", 101), ("masked", 7), ("equal", 33)], ids=str
 )
