@@ -275,7 +275,9 @@ def _choose(device: torch.device, shape: Shape) -> list[Tensor]:
     logits = _spread(15, num_rows, 5000).to(device)
     rows = [row.to(device) for row in rows]
     drafted = process_logits(16 * logits, *rows[:4], listed_only=True)
-    return [choose_tokens(logits, *rows, any_sampled=True, any_filtered=True), best_tokens(logits), drafted]
+    slots = each.flip(0).to(device)
+    chosen = choose_tokens(logits, *rows, any_sampled=True, any_filtered=True, slots=slots)
+    return [chosen, best_tokens(logits), drafted]
 
 
 def _count(device: torch.device, shape: Shape) -> list[Tensor]:

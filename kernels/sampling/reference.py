@@ -91,9 +91,10 @@ def process_logits(
         min_ps: float32 [num_rows]; 0 is off.
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
-        listed_only: searches edges only among a row's best tokens (128 in torch, about 2000 in the kernels), in few
-            operations of fixed shapes. A row whose edges lie elsewhere is not filtered at all in torch, and filtered by
-            min-p alone in the kernels. Meant for drafts, whose filtering does not change the text.
+        listed_only: searches edges only among a row's 128 best tokens in torch, or among about 2000 tokens near the
+            edges in the kernels, in few operations of fixed shapes. A row whose edges lie elsewhere is not filtered at
+            all in torch, and filtered by min-p alone in the kernels. Meant for drafts, whose filtering does not change
+            the text.
 
     Returns:
         float32 [num_rows, vocab_size], removed tokens at -inf.
@@ -164,6 +165,7 @@ def choose_tokens(
     any_filtered: bool,
     processors: LogitProcessors | None = None,
     workspace: Any = None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Chooses the token of each row: argmax at temperature 0, else argmax(processed logits + Gumbel noise).
 
@@ -172,13 +174,14 @@ def choose_tokens(
 
     Args:
         logits: [num_rows, vocab_size], any float type.
-        temperatures, top_ks, top_ps, min_ps: [num_rows], as for `process_logits`.
-        seeds: int64 [num_rows].
+        temperatures, top_ks, top_ps, min_ps: [num_rows] or [num_slots], as for `process_logits`.
+        seeds: int64, likewise.
         positions: int64 [num_rows]: position that the chosen token will have.
         any_sampled: False promises that every temperature is 0.
         any_filtered: False promises that no row uses top-k, top-p or min-p.
         processors: applied to every row, sampled or not.
         workspace: scratch memory of the GPU kernels, from `sampling_workspace`; None allocates it in the call.
+        slots: int64 [num_rows]: index of each row's parameters in the five columns above; None if columns are by row.
 
     Returns:
         int64 [num_rows].
@@ -198,9 +201,13 @@ def choose_tokens(
             any_filtered=any_sampled and any_filtered,
             processors=processors,
             workspace=workspace,
+            slots=slots,
         )
     if not any_sampled:
         return best_tokens(logits if processors is None else apply_processors(logits, processors), workspace)
+    if slots is not None:
+        columns = (temperatures, top_ks, top_ps, min_ps, seeds)
+        temperatures, top_ks, top_ps, min_ps, seeds = (column[slots] for column in columns)
     processed = process_logits(
         logits, temperatures, top_ks, top_ps, min_ps, any_filtered=any_filtered, processors=processors
     )

@@ -202,16 +202,17 @@ class TokenChooser:
             any_filtered = any(param.top_k or param.top_p < 1 or param.min_p for param in sampled)
         return choose_tokens(
             logits,
-            state.temperatures[rows],
-            state.top_ks[rows],
-            state.top_ps[rows],
-            state.min_ps[rows],
-            state.seeds[rows],
+            state.temperatures,
+            state.top_ks,
+            state.top_ps,
+            state.min_ps,
+            state.seeds,
             positions,
             any_sampled=any_sampled,
             any_filtered=any_filtered,
             processors=processors,
             workspace=self._room(len(rows)),
+            slots=rows,
         )
 
 

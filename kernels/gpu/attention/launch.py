@@ -20,18 +20,18 @@ from wingbeat.kernels.gpu.attention.kernel import tree_attention_kernel
 from wingbeat.kernels.gpu.attention.splits import (
     FIXED_SPLITS,
     MAX_SPLITS,
+    MOST_BYTES,
     Splits,
     choose_num_splits,
     choose_splits,
     merge_splits_kernel,
     merged_heads,
+    split_size,
     workspace_size,
 )
 from wingbeat.kernels.gpu.attention.tiles import TileConfig, fixed_tile, tile_config
 from wingbeat.kernels.launching import options
 
-_ALIKE_BYTES = 256 << 20
-"""Maximum bytes of the splits' results in one launch, if splits do not depend on the number of requests (`alike`)."""
 _RESIDENT: dict[tuple, int] = {}
 """Programs that a multiprocessor holds at once, by the parameters that a kernel variant is compiled for."""
 
@@ -130,7 +130,9 @@ def tree_attention(
     # Triton launches on the current device, which may differ from the tensors' device.
     with torch.cuda.device_of(query):
         device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
-        splits = splits or choose_splits(num_reqs, num_programs, device_programs, config.block_keys)
+        if splits is None:
+            split_bytes = 4 * split_size(num_query, num_heads, value_dim)
+            splits = choose_splits(num_reqs, num_programs, device_programs, config.block_keys, split_bytes)
         if sliding_window is not None and not alike:
             num_new = num_query if mask_words is None else positions.shape[1]
             max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
@@ -161,7 +163,7 @@ def _attend_alike(
     out: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """Batch-invariant attention, in launches of as many requests as `_ALIKE_BYTES` allows.
+    """Batch-invariant attention, in launches of as many requests as `MOST_BYTES` allows.
 
     Raises:
         ValueError: there are more than 64 new rows under a mask, or more keys than `FIXED_SPLITS` covers.
@@ -179,7 +181,7 @@ def _attend_alike(
     if out is None:
         out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
     size = 4 * workspace_size(splits.at_most(max_keys), 1, num_query, num_heads, value_dim)
-    at_once = max(_ALIKE_BYTES // max(size, 1), 1)
+    at_once = max(MOST_BYTES // max(size, 1), 1)
     for begin in range(0, num_reqs, at_once):
         some = slice(begin, begin + at_once)
         rows = (block_tables[some], num_context[some])
@@ -287,12 +289,13 @@ def partial_bytes(
     """
     if alike:
         size = 4 * workspace_size(FIXED_SPLITS.at_most(max_keys), 1, rows[1], heads[0], dims[1])
-        return min(rows[0] * size, max(_ALIKE_BYTES, size))
+        return min(rows[0] * size, max(MOST_BYTES, size))
     num_rows = heads[0] // heads[1] * rows[1]
     config = tile_config(dtype, max(dims), num_rows, limits)
     device_programs = limits.num_sms * limits.resident_programs(config.shared_bytes, 1, config.num_warps)
     num_programs = triton.cdiv(num_rows, config.block_rows) * heads[1]
-    splits = choose_splits(rows[0], num_programs, device_programs, config.block_keys)
+    split_bytes = 4 * split_size(rows[1], heads[0], dims[1])
+    splits = choose_splits(rows[0], num_programs, device_programs, config.block_keys, split_bytes)
     return 4 * workspace_size(splits.at_most(max_keys), *rows, heads[0], dims[1])
 
 

@@ -19,6 +19,9 @@ _KEYS_OF_A_FULL_DEVICE = 2048
 # Number of programs for further splits, as a multiple of the number that fills the device. With fewer programs, most of
 # the device waits while the last programs run; with more programs, many programs have no work when requests are short.
 _DEVICES = 4
+# Maximum bytes of the splits' results in one launch. Batches of many rows, whose first splits fill the device by
+# themselves, therefore have few splits or none.
+MOST_BYTES = 256 << 20
 # Number of programs of a merge. All of them are launched; programs whose requests are not split return at once.
 _MERGING = 4096
 # The running maximum starts finite, so that a row that has seen no key yields weight 0 instead of inf - inf.
@@ -58,18 +61,24 @@ FIXED_SPLITS = Splits(512, 512)
 single request to use the device, and long enough for a large batch."""
 
 
-def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_keys: int) -> Splits:
-    """Chooses splits that fill the device, both with a single long request and with a large batch.
+def choose_splits(
+    num_reqs: int, num_programs: int, device_programs: int, block_keys: int, split_bytes: int = 0
+) -> Splits:
+    """Chooses splits that fill the device, both with a single long request and with a large batch, and whose results
+    take at most MOST_BYTES.
 
     Args:
         num_reqs: requests of the launch, rounded up to a power of two, because captured rounds contain padding.
         num_programs: programs of one request without splitting: KV heads * row tiles.
         device_programs: programs that the device runs at once.
         block_keys: keys of a tile.
+        split_bytes: bytes of the result of one split of one request.
     """
-    filled = min(triton.next_power_of_2(num_reqs) * num_programs / device_programs, 1.0)
+    num_reqs = triton.next_power_of_2(num_reqs)
+    filled = min(num_reqs * num_programs / device_programs, 1.0)
     tiles = max(round(_KEYS_OF_A_FULL_DEVICE * filled / block_keys), _MIN_TILES_PER_SPLIT)
-    return Splits(choose_num_splits(num_programs, device_programs), tiles * block_keys)
+    held = MOST_BYTES // max(num_reqs * split_bytes, 1)
+    return Splits(max(min(choose_num_splits(num_programs, device_programs), held), 1), tiles * block_keys)
 
 
 def merged_heads(num_rows: int, num_heads: int) -> int:
@@ -98,9 +107,14 @@ def choose_num_splits(num_programs: int, device_programs: int) -> int:
     return next(splits for splits in range(1, MAX_SPLITS + 1) if efficiency(splits) >= enough)
 
 
+def split_size(num_query: int, num_heads: int, value_dim: int) -> int:
+    """float32 elements of the result of one split of one request."""
+    return num_query * num_heads * (value_dim + 1)
+
+
 def workspace_size(num_splits: int, num_reqs: int, num_query: int, num_heads: int, value_dim: int) -> int:
     """float32 elements that a launch needs for the splits' partial results; 0 with a single split."""
-    return num_splits * num_reqs * num_query * num_heads * (value_dim + 1) if num_splits > 1 else 0
+    return num_splits * num_reqs * split_size(num_query, num_heads, value_dim) if num_splits > 1 else 0
 
 
 @triton.jit

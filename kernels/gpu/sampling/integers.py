@@ -43,6 +43,14 @@ def largest_of_row(maxima, row, num_splits, SPLITS: tl.constexpr):
 
 
 @triton.jit
+def smallest_of_row(minima, row, num_splits, SPLITS: tl.constexpr):
+    """Smallest finite value of a row over its shares; 0 if there is none."""
+    at = tl.arange(0, SPLITS)
+    smallest = tl.min(tl.load(minima + row * num_splits + at, mask=at < num_splits, other=float("inf")), axis=0)
+    return tl.where(smallest == float("inf"), 0.0, smallest)
+
+
+@triton.jit
 def is_outside(mass, total, limit):
     """Whether top-p removes a token, given the mass of this token and of all tokens that are less likely."""
     return (mass < total) & ((mass.to(tl.float64) / tl.maximum(total, 1).to(tl.float64)).to(tl.float32) <= limit)

@@ -1,16 +1,16 @@
 """Token choice on a GPU; the reference is `sampling`.
 
 Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`scores`). Filtered
-rows are stored in float32. Top-p's edge is found among the tokens that top-p may keep (`nucleus`); all other edges are
-searched for among all tokens (`filter`). Each row is shared by as many programs as fill the device, and gets the same
-token in any batch. Launches depend on shapes and flags alone.
+rows are stored in float32; `nucleus` finds the edges of top-k and top-p, and `filter` the best of the kept tokens. Each
+row is shared by as many programs as fill the device, and gets the same token in any batch. Launches depend on shapes
+and flags alone.
 """
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.filter import filter_rows
-from wingbeat.kernels.gpu.sampling.scores import find_best, merge_shares, scale_rows
+from wingbeat.kernels.gpu.sampling.scores import find_best, scale_rows
 from wingbeat.kernels.gpu.sampling.scratch import SamplingWorkspace, rows_of, share_rows
 from wingbeat.kernels.sampling.processors import LogitProcessors
 
@@ -26,7 +26,7 @@ def process_logits(
     processors: LogitProcessors | None,
     listed_only: bool = False,
 ) -> Tensor:
-    """Runs `sampling.process_logits`: one launch; with filters 21 launches, or 5 launches if `listed_only` is set."""
+    """Runs `sampling.process_logits`: one launch; with filters 7 launches, or 5 if `listed_only` is set."""
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
@@ -37,7 +37,7 @@ def process_logits(
         shares = share_rows(num_rows, vocab_size)
         scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=False)
         if any_filtered:
-            filter_rows(rows, workspace, shares, choose=False, listed_only=listed_only)
+            filter_rows(rows, workspace, shares, None, listed_only=listed_only)
     return workspace.scaled
 
 
@@ -63,20 +63,21 @@ def choose_tokens(
     any_filtered: bool,
     processors: LogitProcessors | None,
     workspace: SamplingWorkspace | None,
+    slots: Tensor | None = None,
 ) -> Tensor:
-    """Runs `sampling.choose_tokens`: two launches, or twenty-two with filters."""
+    """Runs `sampling.choose_tokens`: one launch, or seven with filters."""
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return out
     workspace = _room(workspace, logits, scaled=any_filtered)
-    rows = rows_of(temperatures, top_ks, top_ps, min_ps, seeds, positions)
+    rows = rows_of(temperatures, top_ks, top_ps, min_ps, seeds, positions, slots=slots)
     shares = share_rows(num_rows, vocab_size)
     with torch.cuda.device_of(logits):
-        scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=True)
+        first = None if any_filtered else out
+        scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=True, out=first)
         if any_filtered:
-            filter_rows(rows, workspace, shares, choose=True)
-        merge_shares(workspace, shares, out)
+            filter_rows(rows, workspace, shares, out)
     return out
 
 

@@ -1,6 +1,6 @@
 """Token scores on a GPU: processors, temperature and noise in one pass, and the best score of each row.
 
-Programs that share a row find the best scores of their shares; a second launch merges them. Reference:
+Programs that share a row find the best scores of their shares; the last program to finish merges them. Reference:
 `processors.apply_processors`, and `reference` for the rest.
 """
 
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.noise import FP_FUSION, gumbel, row_keys
-from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares
+from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares, slot_of
 from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.sampling.processors import LogitProcessors, check_processors
 
@@ -38,7 +38,31 @@ def first_best(scores, ids):
     return best, tl.min(tl.where(scores == best, ids, _NO_TOKEN), axis=0)
 
 
-@triton.jit(do_not_specialize=["path_length", "length", "num_splits"])
+@triton.jit
+def write_best(best_scores, best_ids, out, row, num_splits, SPLITS: tl.constexpr):
+    """Writes a row's token from the best scores of the row's shares; 0 if every score is -inf."""
+    at = tl.arange(0, SPLITS)
+    mask = at < num_splits
+    shares = row * num_splits + at
+    scores = tl.load(best_scores + shares, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    ids = tl.load(best_ids + shares, mask=mask, other=2147483647, cache_modifier=".cg")
+    _, token = first_best(scores, ids)
+    tl.store(out + row, tl.where(token == _NO_TOKEN, 0, token).to(tl.int64))
+
+
+@triton.jit
+def merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS: tl.constexpr):
+    """The last program to finish a row writes the row's token."""
+    tl.debug_barrier()  # the program's own best is stored before one thread increments the counter
+    done = tl.atomic_add(num_done + row, 1, sem="acq_rel")
+    if done == num_splits - 1:
+        write_best(best_scores, best_ids, out, row, num_splits, SPLITS)
+        tl.store(num_done + row, 0)
+
+
+@triton.jit(
+    do_not_specialize=["path_length", "length", "num_splits"], do_not_specialize_on_alignment=["slots", "positions"]
+)
 def _scale_kernel(
     logits,
     logits_stride,
@@ -48,6 +72,7 @@ def _scale_kernel(
     min_ps,
     seeds,
     positions,
+    slots,
     repetitions,
     presences,
     frequencies,
@@ -62,8 +87,12 @@ def _scale_kernel(
     grammar_stride,
     scaled,
     maxima,
+    minima,
+    num_listed,
     best_scores,
     best_ids,
+    num_done,
+    out,
     vocab_size,
     length,
     num_splits,
@@ -73,28 +102,33 @@ def _scale_kernel(
     HAS_PATH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_GRAMMAR: tl.constexpr,
+    SPLITS: tl.constexpr,
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Applies processors and temperature.
 
-    Finds the best score of rows without filters, and stores the scores of rows with filters.
+    Finds the best score of rows without filters, and stores the scores of rows with filters. Writes the rows' tokens
+    if `out` is not None.
     """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
-    temperature = tl.load(temperatures + row)
+    slot = slot_of(slots, row)
+    temperature = tl.load(temperatures + slot)
     sampled = temperature > 0
     divisor = tl.where(sampled, temperature, 1.0)
     filtered = False
     noisy = sampled
     if ANY_FILTERED:
-        filtered = is_filtered(temperature, tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row))
+        filtered = is_filtered(temperature, tl.load(top_ks + slot), tl.load(top_ps + slot), tl.load(min_ps + slot))
         noisy = sampled & (filtered == 0)
+        if split == 0:
+            tl.store(num_listed + row, 0)
     stored = filtered
     if KEEP_ALL:
         stored = True
-    key_1, key_2 = row_keys(tl.load(seeds + row), tl.load(positions + row))
+    key_1, key_2 = row_keys(tl.load(seeds + slot), tl.load(positions + row))
     history = -1
     repetition = 1.0
     presence = 0.0
@@ -111,6 +145,7 @@ def _scale_kernel(
     best = tl.full([TILE], float("-inf"), dtype=tl.float32)
     best_at = tl.full([TILE], 2147483647, dtype=tl.int32)
     largest = tl.full([TILE], float("-inf"), dtype=tl.float32)
+    smallest = tl.full([TILE], float("inf"), dtype=tl.float32)
     begin = split * length
     for start in range(begin, tl.minimum(begin + length, vocab_size), TILE):
         ids = start + lanes
@@ -141,31 +176,19 @@ def _scale_kernel(
         if stored:
             tl.store(scaled + row * vocab_size + ids, values, mask=mask)
         largest = tl.maximum(largest, tl.where(mask, values, float("-inf")))
+        smallest = tl.minimum(smallest, tl.where(mask & (values > float("-inf")), values, float("inf")))
         scores = values
         if noisy:
             scores = values + gumbel(key_1, key_2, ids)
         best, best_at = keep_best(best, best_at, tl.where(mask, scores, float("-inf")), ids)
     share = row * num_splits + split
     tl.store(maxima + share, tl.max(largest, axis=0))
+    tl.store(minima + share, tl.min(smallest, axis=0))
     score, token = first_best(best, best_at)
     tl.store(best_scores + share, score)
     tl.store(best_ids + share, token)
-
-
-@triton.jit
-def merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS: tl.constexpr):
-    """The last program to finish a row writes the row's token; 0 if every score is -inf."""
-    tl.debug_barrier()  # the program's own best is stored before one thread increments the counter
-    done = tl.atomic_add(num_done + row, 1, sem="acq_rel")
-    if done == num_splits - 1:
-        at = tl.arange(0, SPLITS)
-        mask = at < num_splits
-        shares = row * num_splits + at
-        scores = tl.load(best_scores + shares, mask=mask, other=float("-inf"), cache_modifier=".cg")
-        ids = tl.load(best_ids + shares, mask=mask, other=2147483647, cache_modifier=".cg")
-        _, token = first_best(scores, ids)
-        tl.store(out + row, tl.where(token == _NO_TOKEN, 0, token).to(tl.int64))
-        tl.store(num_done + row, 0)
+    if out is not None:
+        merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS)
 
 
 @triton.jit(do_not_specialize=["length", "num_splits"])
@@ -222,19 +245,6 @@ def find_best(logits: Tensor, workspace: SamplingWorkspace, shares: Shares, out:
     )
 
 
-@triton.jit(do_not_specialize=["num_splits"])
-def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr, EARLY: tl.constexpr):
-    """Writes a row's token, from the best scores of the programs that shared the row; 0 if every score is -inf."""
-    wait_for_launch(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, SPLITS)
-    mask = at < num_splits
-    scores = tl.load(best_scores + row * num_splits + at, mask=mask, other=float("-inf"))
-    ids = tl.load(best_ids + row * num_splits + at, mask=mask, other=2147483647)
-    _, token = first_best(scores, ids)
-    tl.store(out + row, tl.where(token == _NO_TOKEN, 0, token).to(tl.int64))
-
-
 def _processor_arguments(processors: LogitProcessors | None, logits: Tensor) -> dict[str, Any]:
     """Arguments of `_scale_kernel` for the processors; None for unused ones."""
     penalties, bias, grammar_mask = processors or LogitProcessors()
@@ -278,12 +288,14 @@ def scale_rows(
     *,
     any_filtered: bool,
     choose: bool,
+    out: Tensor | None = None,
 ) -> None:
     """Finds the best score of each share of unfiltered rows, and stores filtered rows divided by temperature.
 
     Args:
         logits: [num_rows, vocab_size], any float type.
         choose: False stores every row.
+        out: int64 [num_rows], receives the rows' tokens if no row is filtered.
     """
     num_rows, vocab_size = logits.shape
     if logits.stride(1) != 1:
@@ -295,25 +307,18 @@ def scale_rows(
         **_processor_arguments(processors, logits),
         scaled=workspace.scaled,
         maxima=workspace.maxima,
+        minima=workspace.minima,
+        num_listed=workspace.num_listed,
         best_scores=workspace.best_scores,
         best_ids=workspace.best_ids,
+        num_done=workspace.num_done,
+        out=out,
         vocab_size=vocab_size,
         length=shares.length,
         num_splits=shares.num_splits,
         ANY_FILTERED=any_filtered,
         KEEP_ALL=not choose,
-        TILE=shares.tile,
-        **options(fused=FP_FUSION),
-    )
-
-
-def merge_shares(workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> None:
-    """Writes the token of each row to `out` [num_rows], from the best scores of its shares."""
-    _merge_kernel[(len(out),)](
-        workspace.best_scores,
-        workspace.best_ids,
-        out,
-        shares.num_splits,
         SPLITS=shares.most_splits,
+        TILE=shares.tile,
         **options(fused=FP_FUSION),
     )

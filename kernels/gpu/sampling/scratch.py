@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A float's 32 bits are searched in 8 digits of 4 bits, because a program can hold 16 bins per lane in registers.
-DIGIT_BITS = tl.constexpr(4)
+# Number of thresholds that a pass divides a span of scores by: as many as a program can hold per lane in registers.
 NUM_BINS = tl.constexpr(16)
-NUM_DIGITS = tl.constexpr(8)
+NUM_PASSES = 3
+# Fields of a span: see `nucleus`.
+SPAN_FIELDS = tl.constexpr(5)
 
 # Tokens that a program handles at a time, for one value and for NUM_BINS values per token; both numbers divide a
 # program's share.
@@ -43,28 +44,33 @@ class SamplingWorkspace:
         self.scaled = torch.empty(max_rows if scaled else 0, vocab_size, dtype=torch.float32, device=device)
         """Logits divided by temperature, of filtered rows."""
         self.maxima = torch.empty(shares, dtype=torch.float32, device=device)
+        self.minima = torch.empty(shares, dtype=torch.float32, device=device)
+        """Smallest finite value of each share."""
         self.best_scores = torch.empty(shares, dtype=torch.float32, device=device)
         self.best_ids = torch.empty(shares, dtype=torch.int32, device=device)
         self.num_done = torch.zeros(max_rows, dtype=torch.int32, device=device) if chooses else None
         """Programs that have finished their share of each row; all zero between calls."""
-        self.bins = torch.empty(2, NUM_DIGITS.value, searched, NUM_BINS.value, dtype=torch.int64, device=device)
-        """[search, digit, share of a row, bin]: number (search 0) or mass (search 1) of tokens."""
-        self.states = torch.empty(2, NUM_DIGITS.value, max_rows, 3, dtype=torch.int64, device=device)
-        """[search, digit, row, field]: results of the digits before this digit."""
+        sums = NUM_PASSES, searched, NUM_BINS.value
+        self.numbers = torch.empty(sums, dtype=torch.int32, device=device)
+        """[pass, share of a row, threshold]: number of tokens that reach the threshold."""
+        self.weights = torch.empty(sums, dtype=torch.float32, device=device)
+        """Sum of their weights, rounded."""
         listing = max_rows if scaled else 0
+        self.spans = torch.empty(NUM_PASSES + 1, listing, SPAN_FIELDS.value, dtype=torch.float32, device=device)
+        """[pass, row, field]: scores that contain the row's edges."""
         self.listed = torch.empty(listing, _LISTED, dtype=torch.float32, device=device)
-        """Logits divided by temperature that top-p may keep, with ids `listed_ids`; the first `counts` of each row are
-        valid."""
+        """Logits divided by temperature that lie in the last span, with ids `listed_ids`; the first `num_listed` of
+        each row are valid."""
         self.listed_ids = torch.empty(listing, _LISTED, dtype=torch.int32, device=device)
-        self.counts = torch.empty(listing, dtype=torch.int32, device=device)
-        self.masses = torch.empty(searched, dtype=torch.int64, device=device)
+        self.num_listed = torch.empty(listing, dtype=torch.int32, device=device)
+        self.masses = torch.empty(3, searched, dtype=torch.int64, device=device)
+        """[sum, share of a row]: mass of all tokens; mass, and number, of tokens above the last span."""
         self.edges = torch.empty(listing, 2, dtype=torch.int64, device=device)
-        """[row, field]: lowest kept key, or -1 if `filter` must search this key; and the last removed id among tokens
-        with this key, or -1."""
+        """[row, field]: lowest kept key, and the last removed id among tokens with this key, or -1."""
 
 
 class Rows(NamedTuple):
-    """Sampling parameters by row, [num_rows] each and contiguous."""
+    """Sampling parameters by slot, each a contiguous column; `positions` and `slots` are by row, [num_rows]."""
 
     temperatures: Tensor
     top_ks: Tensor
@@ -72,11 +78,22 @@ class Rows(NamedTuple):
     min_ps: Tensor
     seeds: Tensor
     positions: Tensor
+    slots: Tensor | None
+    """None if the parameters are by row too."""
 
 
-def rows_of(*columns: Tensor) -> Rows:
-    """Makes columns [num_rows], in the order of `Rows`, contiguous."""
-    return Rows(*(column.contiguous() for column in columns))
+def rows_of(*columns: Tensor, slots: Tensor | None = None) -> Rows:
+    """Makes columns, in the order of `Rows`, contiguous."""
+    return Rows(*(column.contiguous() for column in columns), None if slots is None else slots.contiguous())
+
+
+@triton.jit
+def slot_of(slots, row):
+    """Index of a row's sampling parameters."""
+    slot = row
+    if slots is not None:
+        slot = tl.load(slots + row)
+    return slot
 
 
 class Shares(NamedTuple):

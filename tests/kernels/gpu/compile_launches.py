@@ -60,7 +60,7 @@ def launch_sampling(num_rows: int, vocab_size: int) -> None:
         triton_noise.noise(zeros, zeros, ints(len(zeros), 16), bits=bits)
     triton_sampling.best_tokens(logits, None)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=False, processors=None, workspace=None)
-    triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
+    triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None, slots=zeros)
     for listed_only in (False, True):
         triton_sampling.process_logits(logits, *rows[:4], any_filtered=True, processors=None, listed_only=listed_only)
 

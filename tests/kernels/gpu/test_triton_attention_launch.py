@@ -7,7 +7,14 @@ pytest.importorskip("triton")
 
 from wingbeat.kernels.gpu.attention.device import KNOWN
 from wingbeat.kernels.gpu.attention.launch import partial_bytes
-from wingbeat.kernels.gpu.attention.splits import MAX_SPLITS, choose_num_splits, choose_splits, merged_heads
+from wingbeat.kernels.gpu.attention.splits import (
+    MAX_SPLITS,
+    MOST_BYTES,
+    choose_num_splits,
+    choose_splits,
+    merged_heads,
+    split_size,
+)
 from wingbeat.kernels.gpu.attention.tiles import device_tiles, tile_config
 
 
@@ -83,3 +90,42 @@ def test_memory_of_splits_is_foreseen_for_the_longest_contexts():
     assert partial_bytes(*shape, 8192, KNOWN["H100"]) == 5 * 32 * 16 * 32 * 129 * 4
     assert partial_bytes(*shape, 131072, KNOWN["H100"]) > partial_bytes(*shape, 8192, KNOWN["H100"])
     assert partial_bytes(*shape, 131072, KNOWN["L4"]) < partial_bytes(*shape, 131072, KNOWN["H100"])
+
+
+LLAMA = (torch.bfloat16, (32, 8), (128, 128))
+SPLIT_MIB = {
+    (1, 8): (4, 4),
+    (64, 1): (4, 43),
+    (64, 8): (32, 234),
+    (34, 60): (128, 128),
+    (128, 16): (129, 226),
+    (256, 8): (129, 226),
+    (64, 32): (129, 226),
+    (312, 32): (0, 0),
+}
+"""MiB of split results of Llama-3.1-8B on an H100 by requests and rows, with contexts of 8k and of 128k. The last two
+rows are a round of 2,048 prompt tokens, and the largest round of prompts of 256 sequences. Without the limit, the
+second numbers of the last five rows were 257, 935, 935, 484 and 2358, and the first number of the last row 629."""
+
+
+@pytest.mark.parametrize("rows", SPLIT_MIB, ids=str)
+def test_memory_of_splits_is_bounded_and_as_documented(rows):
+    dtype, heads, dims = LLAMA
+    sizes = [partial_bytes(dtype, rows, heads, dims, keys, KNOWN["H100"]) for keys in (8192, 131072)]
+    assert tuple(round(size / 2**20) for size in sizes) == SPLIT_MIB[rows]
+
+
+@pytest.mark.parametrize("gpu", KNOWN)
+@pytest.mark.parametrize("heads", [(32, 8), (64, 8), (128, 128), (16, 1)], ids=str)
+def test_no_batch_and_no_length_takes_more_and_the_bound_leaves_splits_that_fill_the_device(gpu, heads):
+    limits = KNOWN[gpu]
+    for num_reqs, num_query in ((1, 1), (1, 2048), (3, 60), (17, 8), (256, 8), (1024, 64), (4096, 32)):
+        for dim in (64, 256):
+            rows = heads[0] // heads[1] * num_query
+            size = partial_bytes(torch.bfloat16, (num_reqs, num_query), heads, (dim, dim), 1 << 22, limits)
+            assert size <= MOST_BYTES
+            tile = tile_config(torch.bfloat16, dim, rows, limits)
+            programs, at_once = -(-rows // tile.block_rows) * heads[1], limits.num_sms * 3
+            split_bytes = 4 * split_size(num_query, heads[0], dim)
+            most = choose_splits(num_reqs, programs, at_once, tile.block_keys, split_bytes).most
+            assert most * num_reqs * programs >= 0.6 * min(at_once, num_reqs * programs * MAX_SPLITS)

@@ -12,7 +12,7 @@ from wingbeat.kernels.gpu.attention.tiles import device_tiles
 
 KERNELS = {
     "tree_attention", "merge_splits", "store_kv", "move_kv", "add_rms_norm", "rotate_and_store", "silu_mul", "shrink",
-    "expand", "noise", "count", "scale", "collect", "edge", "search", "filter", "merge", "share", "merge_shares",
+    "expand", "noise", "count", "scale", "narrow", "collect", "edge", "filter", "share", "merge_shares",
     "level", "finalize", "walk", "ancestors", "paths", "rotations", "slot_mapping", "best", "check", "place", "settle",
     "delta_rule", "packed_product", "unpack", "grouped_product", "embed_beside", "few_rows_product", "alike_product",
 }  # fmt: skip

@@ -58,7 +58,7 @@ def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, wor
 )
 @pytest.mark.usefixtures("small_tiles")
 def test_filters_keep_what_the_whole_sort_keeps(kind, vocab_size, listed, monkeypatch):
-    """Where the tokens that top-p may keep have room in their list, and where a row is searched."""
+    """Where the tokens of the last span have room in their list, and where a whole row is searched."""
     monkeypatch.setattr(triton_sampling_workspace, "_LISTED", listed)
     num_rows = {"gaussian": 8}.get(kind, 2)
     rows, logits = mixed_rows(num_rows), random_logits(num_rows, vocab_size, kind)
@@ -86,17 +86,42 @@ def test_choices_are_the_references_in_any_split_of_a_row(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
-def test_rows_of_top_p_are_listed_where_the_list_has_room_and_all_that_top_k_keeps(monkeypatch):
-    """The first row has few likely tokens, the second more than its list, the third fewer than its top-k."""
-    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 8)
-    logits = torch.zeros(4, 90)
-    logits[[0, 2, 3], 40:45] = 30.0
-    rows = Rows(torch.ones(4), torch.tensor([0, 0, 7, 3]), torch.full((4,), 0.7), torch.zeros(4))
-    keys, workspace = torch.arange(4), triton_sampling_workspace.SamplingWorkspace(4, 90, DEVICE)
+def test_the_last_span_has_few_tokens_and_a_whole_row_is_read_only_where_equals_fill_the_list(monkeypatch):
+    """A row of top-p, a row of top-k, a row of both and a row that a grammar leaves fewer tokens than top-k; and two
+    rows of equal tokens."""
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 32)
+    logits = random_logits(6, 1500, "gaussian")
+    logits[3, 5:] = float("-inf")
+    logits[4:] = 0.0
+    top_ks, top_ps = torch.tensor([0, 20, 40, 50, 0, 3]), torch.tensor([0.9, 1.0, 0.8, 0.7, 0.6, 1.0])
+    rows, keys = Rows(torch.ones(6), top_ks, top_ps, torch.zeros(6)), torch.arange(6)
+    workspace = triton_sampling_workspace.SamplingWorkspace(6, 1500, DEVICE)
     expected = sampling.choose_tokens(logits, *rows, keys, keys, any_sampled=True, any_filtered=True)
     assert torch.equal(choose(logits, rows, keys, keys, any_filtered=True, workspace=workspace), expected)
-    assert (workspace.edges[:, 0] >= 0).tolist() == [True, False, False, True]
-    assert workspace.edges[0, 1] == 40, "of the equal ones the lowest is removed: four of five are 0.8"
+    assert (workspace.num_listed <= 32).tolist() == [True] * 4 + [False] * 2
+    assert workspace.edges[4, 1] == 598, "of equal tokens the lowest ids are removed: 599 of 1500 are less than 0.4"
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 512)
+    listed = triton_sampling.process_logits(
+        logits.to(DEVICE), *rows.to(DEVICE), any_filtered=True, processors=None, listed_only=True
+    ).cpu()
+    assert torch.equal(listed[:4], sorted_reference(logits, rows)[:4])
+    assert torch.equal(listed[4:], logits[4:]), "without a search of whole rows nothing is removed"
+
+
+@pytest.mark.slow
+def test_a_nucleus_of_half_the_vocabulary_is_found_in_a_short_list(monkeypatch):
+    """A row of top-p, a row of top-p and top-k, and a row of top-k, whose logits in bfloat16 have ties."""
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 512)
+    rows = Rows(
+        torch.tensor([1.5, 1.0, 1.0]), torch.tensor([0, 2000, 900]), torch.tensor([0.95, 0.99, 1.0]), torch.zeros(3)
+    )
+    logits, keys = random_logits(3, 16384, "gaussian").to(torch.bfloat16), torch.arange(3)
+    workspace = triton_sampling_workspace.SamplingWorkspace(3, 16384, DEVICE)
+    choose(logits, rows, keys, keys, any_filtered=True, workspace=workspace)
+    assert (workspace.num_listed <= 512).all()
+    kept = triton_sampling.process_logits(logits.to(DEVICE), *rows.to(DEVICE), any_filtered=True, processors=None).cpu()
+    assert torch.equal(kept, sorted_reference(logits, rows))
+    assert (kept > float("-inf")).sum(1).min() > 512
 
 
 @pytest.mark.slow
@@ -104,8 +129,7 @@ def test_rows_of_top_p_are_listed_where_the_list_has_room_and_all_that_top_k_kee
     ("kind", "vocab_size"), [("gaussian", 101), ("tied", 101), ("masked", 7), ("equal", 33)], ids=str
 )
 @pytest.mark.usefixtures("small_tiles")
-def test_without_a_search_lists_tell_the_edges(kind, vocab_size):
-    """All of a vocabulary that has room is listed where top-k is alone."""
+def test_one_pass_finds_edges_of_a_short_vocabulary(kind, vocab_size):
     num_rows = {"gaussian": 8}.get(kind, 2)
     rows, logits = mixed_rows(num_rows), random_logits(num_rows, vocab_size, kind)
     processed = triton_sampling.process_logits(
@@ -114,28 +138,6 @@ def test_without_a_search_lists_tell_the_edges(kind, vocab_size):
     expected = sorted_reference(logits, rows)
     for row in range(num_rows):
         assert torch.equal(processed[row], expected[row]), f"row {row}: {PARAMETERS[row]}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [2.5, 0.0])
-def test_without_a_search_top_k_is_found_behind_a_bound(spread, monkeypatch):
-    """Half of the vocabulary's splits hold no likely token; in a row of equal logits no token is removed."""
-    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 256)
-    monkeypatch.setattr(triton_sampling_workspace, "_TILE", 256)
-    monkeypatch.setattr(triton_sampling_workspace, "_MAX_SPLITS", 8)
-    num_rows, top_ks = 3, torch.tensor([20, 5, 1])
-    logits = random_logits(num_rows, 2048, "gaussian") * spread
-    logits[:, 1024:] -= 30.0
-    rows = Rows(torch.tensor([1.0, 0.6, 1.3]), top_ks, torch.ones(num_rows), torch.tensor([0.0, 0.0, 0.01]))
-    processed = triton_sampling.process_logits(
-        logits.to(DEVICE), *rows.to(DEVICE), any_filtered=True, processors=None, listed_only=True
-    ).cpu()
-    kept = (processed > float("-inf")).sum(1)
-    if spread:
-        assert torch.equal(processed, sorted_reference(logits, rows))
-        assert kept.tolist() == top_ks.tolist()
-    else:
-        assert kept.tolist() == [2048, 2048, 1024]
 
 
 @pytest.mark.slow
@@ -148,6 +150,21 @@ def test_unfiltered_choices_are_the_references():
     seeds, positions = torch.arange(num_rows) - 15, torch.arange(num_rows) + 5
     expected = sampling.choose_tokens(logits, *rows, seeds, positions, any_sampled=True, any_filtered=False)
     assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=False), expected)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_parameters_are_read_by_slot():
+    """Rows of one slot, and slots that no row has."""
+    columns, slots, keys = mixed_rows(5), torch.tensor([4, 0, 0, 2]), torch.tensor([8, 1, 2, 3])
+    logits, seeds = random_logits(4, 101, "gaussian"), torch.arange(5) * 31
+    by_row = (Rows(*(column[slots] for column in columns)), seeds[slots])
+    for any_filtered in (True, False):
+        arguments = {"any_filtered": any_filtered, "processors": None, "workspace": None}
+        expected = choose(logits, *by_row, keys, **arguments)
+        actual = triton_sampling.choose_tokens(
+            *(part.to(DEVICE) for part in (logits, *columns, seeds, keys)), **arguments, slots=slots.to(DEVICE)
+        )
+        assert torch.equal(actual.cpu(), expected)
 
 
 def test_strided_logits_are_read_in_place():
