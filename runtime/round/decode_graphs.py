@@ -167,7 +167,7 @@ class DecodeGraphs:
         else:
             sizes = self.shapes[done.num_nodes].choices
             bucket = Bucket(bucket_for(len(done.rows.slots), sizes), done.num_nodes)
-            accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
+            accepted = self.replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
             # All buckets share the inputs' memory, so the result must not refer to that memory.
             accepted = accepted._replace(slots=done.rows.slots)
         # `packed` holds only results of decodes, so a round with chunks downloads its tensors one by one.
@@ -178,7 +178,7 @@ class DecodeGraphs:
         result = None
         if self._holds(rows, num_nodes):
             sizes = self.shapes[num_nodes].forwards
-            self._replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
+            self.replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
         else:
             self.stats.count_eager_run(_stage(num_nodes))
             result = self.fixed.forward(rows.slots, self._trees(rows, num_nodes), num_nodes)
@@ -213,11 +213,12 @@ class DecodeGraphs:
             return None
         num_pieces = bucket.beside // PIECE_ROWS
         self._chunks.put(own, num_pieces)
-        self._replay(runner, rows, bucket)
+        self.replay(runner, rows, bucket)
         num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
         return self._chunks.latest_output(num_pieces, num_samples, num_tokens)
 
-    def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
+    def replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
+        """Replays a bucket for a round's decodes; the outputs are valid until any graph of the pool is replayed."""
         # removed before the replay, because the inputs' content is undefined if the replay raises
         before = self._loaded.pop(runner, None)
         if before is not None and before[0] is rows and before[1] == bucket:  # the batch seldom changes between rounds
@@ -266,10 +267,13 @@ class DecodeGraphs:
     ) -> ForwardResult:
         return self.fixed.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes, into=into)
 
+    def verify(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:
+        """Runs a captured forward pass, whose logits and taps are written into the buffers of its width."""
+        return self._compute(inputs, num_nodes, self._buffers.room(len(inputs.slots), num_nodes))
+
     def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
-            room = self._buffers.room(len(inputs.slots), num_nodes)
-            result = self._compute(inputs, num_nodes, room)
+            result = self.verify(inputs, num_nodes)
             self._buffers.put(result)
             return ForwardDone(result.decodes.roots)
 
@@ -292,12 +296,12 @@ class DecodeGraphs:
         return stage
 
     def _padding(self, num_nodes: int) -> Callable[[int], SlotInputs | DecodeRows]:
-        return self._slot_padding if num_nodes == 1 else self._tree_padding
+        return self._slot_padding if num_nodes == 1 else self.tree_padding
 
     def _slot_padding(self, num_nodes: int) -> SlotInputs:
         return SlotInputs(torch.full((1,), self.slots.spare, device=self.slots.device))
 
-    def _tree_padding(self, num_nodes: int) -> DecodeRows:
+    def tree_padding(self, num_nodes: int) -> DecodeRows:
         """Returns a padding row: the spare slot, marked as not wanting a tree."""
         slots = self._slot_padding(num_nodes).slots
         return DecodeRows(slots, torch.zeros_like(slots, dtype=torch.bool))
