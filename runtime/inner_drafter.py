@@ -12,6 +12,7 @@ from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.heads.target import Lender
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -117,4 +118,5 @@ def attach(
     worker.attach("local", channel.drafter_end)
     channel.pump = answer or worker.run_once
     engine.attach_drafter(channel.verifier_end)
+    engine.runner.whole = first_result("whole_rounds", engine.runner, worker, channel.drafter_end)
     return channel

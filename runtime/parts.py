@@ -10,6 +10,8 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `speculation(loaded, runner, config)`: an `engine.speculation.Speculation` that adapts trees to measured costs; None
   for fixed trees. `host_speculation(runner)`: the class of that object for a runner from `host_round`.
 - `pruner(num_slots, max_depth, device)`: a `round.rows.Pruner` for an engine that adapts trees.
+- `whole_rounds(runner, worker, end)`: the rounds of an engine's runner and of the drafter in its process that are
+  captured as one graph, see `one_graph.whole_rounds`; None if there are none.
 - `growth_rule(outcome, header)`: a `drafters.base.GrowthRule`, read from the outcome of an engine that adapts trees;
   None if every level is grown.
 - `bin_edges()`: boundaries of the bins of `Outcome.acceptance_table`, as log-probabilities.
@@ -139,9 +141,8 @@ PARTS = (
     *("suffix_beside", "mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
-    *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),
-    *("fp8_heads", "belonging", "draft_rules", "config_values", "head_families"),
-    "generation_rules",
+    *("tensorrt.lora", "media", "tensorrt.media", "one_graph", "drawn_trees", "latent_heads", "rollouts", "alike"),
+    *("fp8_heads", "belonging", "draft_rules", "config_values", "head_families", "generation_rules"),
 )
 """Names of the parts' folders, in the order in which the parts' hooks are called."""
 

@@ -158,6 +158,10 @@ FEATURES = {
         ),
         words=("'trees': 'adaptive'", "'shape': 'adaptive'", "'adaptive': True", "graphs of a verifier"),
     ),
+    "one_graph": Feature(
+        ("runtime/one_graph", "tests/runtime/one_graph", "tests/gpu_of_numbers/one_graph_cases.py"),
+        words=("one graph",),
+    ),
     "drawn_trees": Feature(("runtime/drawn_trees", "tests/runtime/drawn_trees"), words=("drawn",)),
     "latent_heads": Feature(
         ("runtime/latent_heads", "tests/runtime/latent_heads"),

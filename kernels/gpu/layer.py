@@ -87,13 +87,17 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
 def _embed_beside_kernel(
     id_ptr,  # int64 [num_rows]
     table_ptr,  # [vocab_size, size]
-    feature_ptr,  # [num_rows, size]
+    feature_ptr,  # [num_rows, size], or with parents [num_rows / width * num_nodes, size]
+    parent_ptr,  # int64 [num_rows]: index of each row's features among its request's, or None
     embed_weight_ptr,  # [size]; `feature_weight_ptr` likewise
     feature_weight_ptr,
     out_ptr,  # [num_rows, 2 * size]
-    normed_ptr,  # [num_rows, size]: normed features
+    kept_ptr,  # [num_rows, size]: features, normed if NORMED, or None
+    width,
+    num_nodes,
     size,
     eps,
+    NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -106,31 +110,45 @@ def _embed_beside_kernel(
         values = tl.load(table_ptr + tl.load(id_ptr + row) * size + at, mask=inside, other=0.0)
         weight = tl.load(embed_weight_ptr + at, mask=inside, other=0.0)
     else:
-        values = tl.load(feature_ptr + row * size + at, mask=inside, other=0.0)
+        source = row
+        if parent_ptr is not None:
+            source = row // width * num_nodes + tl.load(parent_ptr + row)
+        values = tl.load(feature_ptr + source * size + at, mask=inside, other=0.0)
         weight = tl.load(feature_weight_ptr + at, mask=inside, other=0.0)
     wide = values.to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     normed = ((wide * scale).to(values.dtype).to(tl.float32) * weight.to(tl.float32)).to(values.dtype)
     tl.store(out_ptr + row * 2 * size + half * size + at, normed, mask=inside)
-    if half == 1:
-        tl.store(normed_ptr + row * size + at, normed, mask=inside)
+    if kept_ptr is not None and half == 1:
+        tl.store(kept_ptr + row * size + at, normed if NORMED else values, mask=inside)
 
 
 def embed_beside(
-    token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
+    token_ids: Tensor,
+    table: Tensor,
+    features: Tensor,
+    weights: tuple[Tensor, Tensor],
+    eps: float,
+    parents: Tensor | None = None,
+    normed: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Launches the kernel for `wingbeat.kernels.layer.reference.embed_beside`.
 
     Raises:
         ValueError: as `add_rms_norm`.
     """
-    num_rows, size = features.shape
-    _check([("features", features, features.shape), ("table", table, table.shape)], features.dtype)
+    num_rows, size = len(token_ids), features.shape[-1]
+    width, num_nodes = (1, 1) if parents is None else (parents.shape[1], features.shape[1])
+    shape = (num_rows, size) if parents is None else (len(parents), num_nodes, size)
+    _check([("features", features, shape), ("table", table, table.shape)], features.dtype)
     _check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
     _check([("token_ids", token_ids, (num_rows,))], torch.int64)
+    if parents is not None:
+        _check([("parents", parents, (num_rows // width, width))], torch.int64)
     if size > MOST_HIDDEN or table.shape[1] != size:
         raise ValueError(f"table is {tuple(table.shape)}: rows of {size} elements needed, at most {MOST_HIDDEN}")
-    out, normed = features.new_empty(num_rows, 2 * size), torch.empty_like(features)
+    out = features.new_empty(num_rows, 2 * size)
+    kept = features.new_empty(num_rows, size) if normed or parents is not None else None
     if num_rows:
         block = triton.next_power_of_2(size)
         with torch.cuda.device_of(features):
@@ -138,16 +156,20 @@ def embed_beside(
                 token_ids,
                 table,
                 features,
+                parents,
                 *weights,
                 out,
-                normed,
+                kept,
+                width,
+                num_nodes,
                 size,
                 eps,
+                NORMED=normed,
                 BLOCK=block,
                 num_warps=max(1, min(16, block // 512)),
                 **options(fused=True),
             )
-    return out, normed
+    return out, features if kept is None else kept
 
 
 @triton.jit

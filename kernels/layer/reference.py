@@ -43,24 +43,35 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def embed_beside(
-    token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
+    token_ids: Tensor,
+    table: Tensor,
+    features: Tensor,
+    weights: tuple[Tensor, Tensor],
+    eps: float,
+    parents: Tensor | None = None,
+    normed: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Normalises tokens' embeddings and the features paired with them, and concatenates both; one launch on CUDA.
 
     Args:
         token_ids: int64 [num_rows].
         table: [vocab_size, size]; all floating tensors have one dtype.
-        features: [num_rows, size], contiguous.
+        features: [num_rows, size], contiguous; with `parents` [num_reqs, num_nodes, size].
         weights: norm weights [size] of embeddings and of features.
+        parents: int64 [num_reqs, width]: index of each row's features among its request's; None if every row has its
+            own.
+        normed: whether the second result is normalised.
 
     Returns:
-        [num_rows, 2 * size]: the normalised embedding, then the normalised features; and [num_rows, size]: a copy of
-        the normalised features.
+        [num_rows, 2 * size]: the normalised embedding, then the normalised features; and [num_rows, size]: the rows'
+        features, normalised if `normed`.
     """
     if kernels := choice.compiled("add_rms_norm", features):
-        return kernels.embed_beside(token_ids, table, features, weights, eps)
-    normed = [_rms_norm(rows, weight, eps) for rows, weight in zip((table[token_ids], features), weights, strict=True)]
-    return torch.cat(normed, dim=-1), normed[1]
+        return kernels.embed_beside(token_ids, table, features, weights, eps, parents, normed)
+    if parents is not None:
+        features = features.gather(1, parents[..., None].expand(-1, -1, features.shape[2])).flatten(0, 1)
+    both = [_rms_norm(rows, weight, eps) for rows, weight in zip((table[token_ids], features), weights, strict=True)]
+    return torch.cat(both, dim=-1), both[1] if normed else features
 
 
 def rotations(

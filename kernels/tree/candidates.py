@@ -11,7 +11,13 @@ from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.tree.results import Candidates, Coupling
 
 
-def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
+def top_candidates(
+    logits: Tensor,
+    draft_token_ids: Tensor,
+    top_k: int,
+    coupling: Coupling | None = None,
+    counters: Tensor | None = None,
+) -> Candidates:
     """Likeliest continuations of each node, and their log-probabilities.
 
     With a coupling, scores are logits / temperature + Gumbel noise, and log-probabilities are the log-softmax of these
@@ -22,6 +28,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         logits: [num_reqs, width, draft_vocab_size], any float type.
         draft_token_ids: int64 [draft_vocab_size]: the target's id of each draft token.
         top_k: candidates of a node, 1 to draft_vocab_size.
+        counters: `new_counters` of at least num_reqs * width nodes, for the kernel; None allocates new ones.
 
     Raises:
         ValueError: top_k is out of range, or draft_token_ids and logits differ in vocabulary size.
@@ -34,7 +41,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
             f"draft_token_ids is {list(draft_token_ids.shape)}: [{vocab_size}] needed, as the logits' columns"
         )
     if kernels := choice.compiled("top_candidates", logits):
-        return kernels.top_candidates(logits, draft_token_ids, top_k, coupling)
+        return kernels.top_candidates(logits, draft_token_ids, top_k, coupling, counters)
     scores = logits.to(torch.float32)
     if coupling is not None:
         sampled = (coupling.temperatures > 0)[:, None]
@@ -45,6 +52,11 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         return Candidates(draft_token_ids[likeliest.indices], likeliest.values.log())
     best = torch.topk(scores, top_k, dim=-1)
     return Candidates(draft_token_ids[best.indices], best.values - torch.logsumexp(scores, dim=-1, keepdim=True))
+
+
+def new_counters(num_nodes: int, device: torch.device) -> Tensor:
+    """Allocates counters for `top_candidates`; calls that share counters must not overlap in time."""
+    return torch.zeros(num_nodes, dtype=torch.int32, device=device)
 
 
 def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:

@@ -27,6 +27,8 @@ class Frontier(NamedTuple):
     """float32 [num_reqs, top_k]: cumulative log-probability; -inf for missing candidates."""
     frontier_parent: Tensor
     """int64 [num_reqs, top_k]: index into the previous frontier (0 after the root's level)."""
+    visible: Tensor | None = None
+    """[num_reqs, top_k, n]: each node's mask, which is its parent's and its own; None if no masks are asked for."""
 
 
 class GrownTree(NamedTuple):

@@ -11,6 +11,21 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.tree.results import Frontier, GrownTree
 
 
+def inherited(before: Frontier | None, parents: Tensor, itself: Tensor | None) -> Tensor | None:
+    """Masks of a frontier's nodes: their parents' masks and their own; `Frontier.visible`.
+
+    Args:
+        before: the previous frontier; None if the nodes are children of the root.
+        parents: int64 [num_reqs, top_k], indices into the previous frontier.
+        itself: [top_k, n], bool or packed as by `pack_mask`: masks in which each node sees only itself; or None.
+    """
+    if itself is None:
+        return None
+    if before is None:
+        return itself.expand(len(parents), -1, -1)
+    return before.visible.gather(1, parents[..., None].expand(-1, -1, itself.shape[1])) | itself
+
+
 def select_frontier(scores: Tensor, count: int) -> Tensor:
     """Indices of the best `count` scores, best first; ties go to the lower index.
 
@@ -46,13 +61,16 @@ class TreeTable:
         self._depths = (below >= 0).long() + (below >= top_k) * (1 + (below - top_k) // (top_k * top_k))
         self._frontier: Frontier | None = None
 
-    def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
+    def add_level(
+        self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor, itself: Tensor | None = None
+    ) -> Frontier:
         """Enters the children of the current frontier's nodes, and selects the next frontier.
 
         Args:
             level: 0 for the root's children, then one more each call, below `steps`.
             candidate_token_ids: int64 [num_reqs, frontier, top_k]; frontier is 1 at level 0 and top_k afterwards.
             candidate_log_probs: float [num_reqs, frontier, top_k]; -inf marks a missing candidate.
+            itself: see `inherited`; the previous levels had masks too.
 
         Raises:
             ValueError: the candidates do not have the level's shape, or the level before was never added.
@@ -65,13 +83,17 @@ class TreeTable:
             )
         if level > 0 and (self._frontier is None or level >= self.steps):
             raise ValueError(f"level {level} of {self.steps} added without the level before it")
+        before = None if level == 0 else self._frontier
         if kernels := choice.compiled("grow_tree", self._scores):
-            previous = None if level == 0 else self._frontier
             table = (self._token_ids, self._parents, self._scores)
-            self._frontier = kernels.add_level(
-                candidate_token_ids, candidate_log_probs, previous, table, self.level_start(level)
+            packed = itself if itself is not None and itself.dtype == torch.int64 else None
+            frontier = kernels.add_level(
+                candidate_token_ids, candidate_log_probs, before, table, self.level_start(level), packed
             )
-            return self._frontier
+            if packed is None:
+                frontier = frontier._replace(visible=inherited(before, frontier.frontier_parent, itself))
+            self._frontier = frontier
+            return frontier
         if level == 0:
             # This tree may not reach all levels. Scores that an earlier tree left in further levels are cleared, so
             # that they are never kept.
@@ -87,14 +109,16 @@ class TreeTable:
             max=0.0
         )
         scores = log_probs if level == 0 else self._frontier.scores[..., None] + log_probs
-        return self._enter(level, candidate_token_ids.flatten(1), parents.flatten(1), scores.flatten(1))
+        frontier = self._enter(level, candidate_token_ids.flatten(1), parents.flatten(1), scores.flatten(1))
+        self._frontier = frontier._replace(visible=inherited(before, frontier.frontier_parent, itself))
+        return self._frontier
 
     def level_start(self, level: int) -> int:
         """Index of a level's first entry; the children of frontier node f begin top_k * f entries later."""
         return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
 
     def _enter(self, level: int, token_ids: Tensor, parents: Tensor, scores: Tensor) -> Frontier:
-        """Writes a level [num_reqs, width * top_k] to the table and makes its best top_k entries the frontier."""
+        """Writes a level [num_reqs, width * top_k] to the table; returns its best top_k entries as the frontier."""
         begin = self.level_start(level)
         entries = slice(begin, begin + token_ids.shape[1])
         self._token_ids[:, entries] = token_ids
@@ -102,8 +126,7 @@ class TreeTable:
         self._scores[:, entries] = scores
         best = select_frontier(scores, self.top_k)
         parent = torch.zeros_like(best) if level == 0 else best // self.top_k
-        self._frontier = Frontier(token_ids.gather(1, best), best + begin, scores.gather(1, best), parent)
-        return self._frontier
+        return Frontier(token_ids.gather(1, best), best + begin, scores.gather(1, best), parent)
 
     def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
         """Returns the root and the best num_nodes - 1 entries, renumbered in table order (by depth, parents first).

@@ -21,8 +21,8 @@ from wingbeat.kernels.kv.reference import slot_mapping, store_kv
 from wingbeat.runtime.assistants.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
-from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -95,7 +95,7 @@ class SharedKvDrafter(StagedDrafter):
         self._keep(rows.taps, mapping)
         last = (rows.num_tokens - 1).clamp_min(0)
         hidden = rows.taps[torch.arange(len(last), device=self.device), last, : self.hidden_size]
-        self._hidden[rows.slots] = hidden.to(self.dtype)
+        self._hidden[rows.ends] = hidden.to(self.dtype)
 
     def _keep(self, taps: Tensor, mapping: Tensor) -> None:
         """Stores the keys and values that taps [num_reqs, num_positions, taps_size] contain."""

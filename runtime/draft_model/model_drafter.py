@@ -22,8 +22,8 @@ from torch import Tensor
 from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool
-from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice

@@ -260,6 +260,14 @@ class Drafter(ABC):
         """Replay counts per stage, as in `GraphStats.counts`; empty if nothing is captured."""
         return {}
 
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """Device seconds of stages within captured passes, as in `DraftStages.stage_s`; empty if none is measured.
+
+        Not every pass is measured, so only the ratios of these times are meaningful.
+        """
+        return {}
+
     on_committed: Callable[[], object] = staticmethod(lambda: None)
     """Function called during each pass, between commit and propose."""
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.decided_rows import CommitFunction, DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftPool
-from wingbeat.runtime.drafters.growth import Growth, Roots, SlotTables
+from wingbeat.runtime.drafters.growth import TREES, Growth, Roots, SlotTables
+from wingbeat.runtime.drafters.prompt_stage import PromptStage
 from wingbeat.runtime.graphs.buckets import bucket_for, draft_batches
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import (
@@ -21,41 +23,9 @@ from wingbeat.runtime.graphs.graph_runner import (
     GraphStats,
     Stage,
 )
+from wingbeat.runtime.graphs.marks import events_of
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_all, upload_into
-
-
-class DecidedRows(NamedTuple):
-    """Committed tokens of decodes, one sequence per row: input of `draft_accept`. Padding rows have num_tokens 0."""
-
-    slots: Tensor
-    """int64 [num_reqs]"""
-    positions: Tensor
-    """int64 [num_reqs]: first position computed."""
-    num_tokens: Tensor
-    """int64 [num_reqs]: number of valid pairs, 0..max_path."""
-    token_ids: Tensor
-    """int64 [num_reqs, max_path]"""
-    taps: Tensor
-    """[num_reqs, max_path, taps_size]"""
-    first_token_ids: Tensor | None = None
-    """int64 [num_reqs]: token at the first position; None unless `reads_history` is set."""
-    position_deltas: Tensor | None = None
-    """int64 [num_reqs]: offsets as in `Roots.position_deltas`; None if all offsets are 0."""
-
-    def rotated(self, positions: Tensor) -> Tensor:
-        """Returns the RoPE positions of pairs at `positions`, int64 [num_reqs, width]."""
-        return positions if self.position_deltas is None else positions + self.position_deltas[:, None]
-
-    def spread(self) -> tuple[Tensor, Tensor]:
-        """Returns each column's position, int64 [num_reqs, width], and whether it is valid, bool [num_reqs, width]."""
-        steps = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
-        return self.positions[:, None] + steps, steps < self.num_tokens[:, None]
-
-    def trimmed(self) -> "DecidedRows":
-        """Drops the columns that no sequence uses; `num_tokens` must be in host memory."""
-        width = max(int(self.num_tokens.max()), 1)
-        return self._replace(token_ids=self.token_ids[:, :width], taps=self.taps[:, :width])
 
 
 class PassRows(NamedTuple):
@@ -77,8 +47,6 @@ class Committed(NamedTuple):
     """Output of `draft_accept`; empty, since the drafter stores the committed state in its pool."""
 
 
-CommitFunction = Callable[[DecidedRows, Tensor], None]
-"""Function (decodes, block tables by slot) that commits the decoded tokens."""
 DraftFunction = Callable[[DecidedRows, Roots, Tensor], TokenTree]
 """Function (decodes, roots, block tables by slot) -> trees. The function commits the decoded tokens, then grows a tree
 from each root. The slot of every non-padding decode is also the slot of a root."""
@@ -110,7 +78,7 @@ class DraftStages:
     ) -> None:
         self.reads_history, self.moves = reads_history, moves
         self.commit_decodes, self.draft, self.growth = commit, draft, growth
-        self.spec = spec
+        self.spec, self.graph_device = spec, graph_device
         self.device, self.dtype = pool.device, pool.dtype
         self.spare_slot = pool.num_slots
         self.buckets = draft_batches(pool.num_slots, spec.max_path, growth.top_k)
@@ -118,11 +86,14 @@ class DraftStages:
             self.tables, self.trees = self._by_slot(pool.num_slots + 1)
             self._rules = None if growth.rules is None else growth.rules.tables(pool.num_slots)
             growth.prepare(self.buckets)
-        self._pool = GraphPool(graph_device)
+        self._pool = GraphPool(graph_device, events_of(graph_device))
+        growth.mark = self._pool.mark
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
         proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
+        args = (commit, spec, self.tables, self.spare_slot, self.dtype, self._pool, reads_history)
+        self.prompts = PromptStage(*args)
         runners = [self._accept, self._proposal]
         if self._rules is not None:
             # Rounds with rules have graphs of their own, because rules add six or more launches per level, which would
@@ -131,7 +102,12 @@ class DraftStages:
             runners.append(self._ruled)
         for runner in runners:
             _fill(runner, self._padding)
-        self._pool.capture(*runners)
+        self._pool.capture(self.prompts.runner, *runners)
+
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """Device seconds of measured replays that grew trees: of COMMIT, of TREES, and of each level by its number."""
+        return self._pool.stage_s
 
     @property
     def stats(self) -> GraphStats:
@@ -260,6 +236,7 @@ class DraftStages:
         trees = self.draft(self._decodes(rows), roots, self.tables.block_tables)
         for into, field in zip(self.trees, trees, strict=True):
             (into[:, : field.shape[1]] if field.dim() == 2 else into)[roots.slots] = field
+        self._pool.mark(TREES)
         return trees
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, grown
-from wingbeat.runtime.drafters.draft_stages import DecidedRows
-from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
 from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
+from wingbeat.runtime.heads.contract import DraftHead, HeadConvention, OfParents
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
@@ -103,7 +103,7 @@ class EagleDrafter(HeadDrafter):
             rotated=rows.rotated(positions).flatten(),
             slot_mapping=slot_mapping(tables, positions, self.pool.block_size, counted).flatten(),
             segments=[self.pool.causal_segment(0, positions, rows.positions, tables)],
-            slots=rows.slots,
+            slots=rows.ends,
             last_rows=torch.arange(0, num_reqs * width, width, device=self.device) + last,
             last_positions=rows.positions + last,
         )
@@ -140,9 +140,12 @@ class EagleDrafter(HeadDrafter):
 
         def expand(level: Level) -> Tensor:
             nonlocal hidden
-            parents, now = hidden if level.visible is None else of_parents(hidden, level), level.depth - 1
+            features, now = head.feedback(hidden), level.depth - 1
+            if level.visible is not None:
+                of_parents = OfParents(features, level.parents)
+                features = of_parents if head.takes_parents else of_parents.rows()
             attends = drafted.attends(level, head.scaling)
-            hidden = head.run_layers(level.token_ids, head.feedback(parents), (cos[now], sin[now]), attends)
+            hidden = head.run_layers(level.token_ids, features, (cos[now], sin[now]), attends)
             return head.logits(hidden)
 
         return self.growth.grow(roots, head.logits(hidden), expand, rules)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.tree.candidates import top_among, top_candidates
+from wingbeat.kernels.tree.candidates import new_counters, top_among, top_candidates
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
@@ -25,6 +25,8 @@ Rules = tuple[tuple[slice, GrowthRule], ...]
 """See `DraftBatch.growth_rules`."""
 
 _WORD_BITS = 64
+COMMIT, TREES = "commit", "trees"
+"""Names of the marks of a captured pass behind its commit and behind its last step; levels are marked by number."""
 
 
 class LogitRules(Protocol):
@@ -129,7 +131,11 @@ class Growth:
         self._itself = pack_mask(itself) if packed else itself
         self._nodes_per_column = _WORD_BITS if packed else 1
         self._steps = torch.arange(self.max_depth, device=draft_token_ids.device)
+        self.mark: Callable[[str], object] = lambda name: None
+        """Marks a point of a pass that is being captured, see `GraphPool.mark`."""
         self._tables: dict[int, TreeTable] = {}
+        self._counters: dict[int, Tensor] = {}
+        """Counters of `top_candidates`, by batch size."""
 
     def depth(self, batch: DraftBatch) -> int:
         """Return the maximum number of levels to grow for a batch."""
@@ -137,9 +143,12 @@ class Growth:
         return min(max(levels, self.depths[0]), self.max_depth)
 
     def prepare(self, batch_sizes: Iterable[int]) -> None:
-        """Allocate the tree tables for these batch sizes, so that no table is allocated while a growth is captured."""
-        for num_reqs in batch_sizes if self.top_k > 1 else ():
-            self._table(num_reqs)
+        """Allocate tables and counters for these batch sizes, so that none is allocated while a growth is captured."""
+        for num_reqs in batch_sizes:
+            if num_reqs not in self._counters:
+                self._counters[num_reqs] = new_counters(num_reqs * self.top_k, self.draft_token_ids.device)
+            if self.top_k > 1:
+                self._table(num_reqs)
 
     def roots(self, batch: DraftBatch, slots: Tensor) -> Roots:
         """Return the roots of a batch's proposals.
@@ -200,6 +209,7 @@ class Growth:
         The result equals that of `_grow_tree` with top_k 1, with fewer operations.
         """
         token_ids, log_probs = self._candidates(logits, couplings[0])
+        self.mark("1")
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
         only = torch.zeros(len(roots), 1, dtype=torch.int64, device=roots.device)
         for depth in range(1, len(couplings)):
@@ -207,6 +217,7 @@ class Growth:
                 break
             logits = expand(Level(depth, drafted[-1], only, None))
             token_ids, log_probs = self._candidates(logits, couplings[depth])
+            self.mark(str(depth + 1))
             drafted.append(token_ids[:, 0])
             scores.append(log_probs[:, 0])
         depths = torch.arange(len(drafted) + 1, device=roots.device).repeat(len(roots), 1)
@@ -229,23 +240,22 @@ class Growth:
         """Expands at each level the top_k best nodes of the previous level, or the nodes that a drawn tree selects."""
         table = self._table(len(roots))
         token_ids, log_probs = self._candidates(logits, couplings[0])
-        frontier = table.add_level(0, token_ids, log_probs)
-        visible = None
+        frontier = table.add_level(0, token_ids, log_probs, self._mask_of(0))
+        self.mark("1")
         for depth in range(1, len(couplings)):
             begin = table.level_start(depth - 1)
             if rules and not _another_level_pays(rules, log_probs, frontier.table_index - begin):
                 break
-            parents = frontier.frontier_parent
-            itself = self._itself[depth - 1]
-            if visible is None:
-                visible = itself.expand(len(roots), -1, -1)
-            else:
-                visible = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2])) | itself
-            seen = visible[..., : -(-depth * self.top_k // self._nodes_per_column)]
-            logits = expand(Level(depth, frontier.token_ids, parents, seen))
+            seen = frontier.visible[..., : -(-depth * self.top_k // self._nodes_per_column)]
+            logits = expand(Level(depth, frontier.token_ids, frontier.frontier_parent, seen))
             token_ids, log_probs = self._candidates(logits, couplings[depth], self.top_k)
-            frontier = table.add_level(depth, token_ids, log_probs)
+            frontier = table.add_level(depth, token_ids, log_probs, self._mask_of(depth))
+            self.mark(str(depth + 1))
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
+
+    def _mask_of(self, level: int) -> Tensor | None:
+        """Masks of the level's expanded nodes, in which each sees only itself; None if no further level is grown."""
+        return self._itself[level] if level < len(self._itself) else None
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
         """Returns the top_k best tokens after each of `width` nodes."""
@@ -253,7 +263,8 @@ class Growth:
         if is_tempered and coupling is not None:
             coupling = coupling.tempered()
         if few_token_ids is None:
-            token_ids, log_probs = top_candidates(logits, self.draft_token_ids, self.top_k, coupling)
+            counters = self._counters.get(len(logits))
+            token_ids, log_probs = top_candidates(logits, self.draft_token_ids, self.top_k, coupling, counters)
         else:
             token_ids, log_probs = top_among(logits, few_token_ids, self.top_k, coupling)
         if log_probs.shape[1] < width:

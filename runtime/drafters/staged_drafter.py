@@ -12,9 +12,10 @@ from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterOptions
+from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape
-from wingbeat.runtime.drafters.draft_stages import DecidedRows, DraftStages
-from wingbeat.runtime.drafters.growth import Growth, Roots, Rules
+from wingbeat.runtime.drafters.draft_stages import DraftStages
+from wingbeat.runtime.drafters.growth import COMMIT, Growth, Roots, Rules
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
@@ -56,9 +57,19 @@ class StagedDrafter(Drafter):
         return None if self._stages is None else self._stages.stats
 
     @property
+    def stages(self) -> DraftStages | None:
+        """The captured stages; None if passes run eagerly or no verifier was attached yet."""
+        return self._stages
+
+    @property
     def stage_counts(self) -> dict[str, int]:
         """See `Drafter.stage_counts`."""
         return {} if self.graph_stats is None else self.graph_stats.counts()
+
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """See `Drafter.stage_s`."""
+        return {} if self._stages is None else self._stages.stage_s
 
     @property
     def trees_by_slot(self) -> TokenTree | None:
@@ -96,8 +107,7 @@ class StagedDrafter(Drafter):
         """Run one pass; see `Drafter.draft`. If passes are captured, decodes and trees run in one graph."""
         if self._stages is None or not batch.proposal_slots.numel():
             return super().draft(batch)
-        if batch.chunk_slots:
-            self._commit_chunks(batch)
+        self._commit_prompts(batch)
         self.on_committed()
         return self._stages.propose(batch)
 
@@ -107,8 +117,7 @@ class StagedDrafter(Drafter):
         Chunks are committed first, because a sequence may decode in the same pass that completes the sequence's
         context.
         """
-        if batch.chunk_slots:
-            self._commit_chunks(batch)
+        self._commit_prompts(batch)
         if not batch.decode_slots.numel():
             return
         if self._stages is not None:
@@ -137,6 +146,13 @@ class StagedDrafter(Drafter):
         """Grows the state by slot to num_rows rows, keeping its content."""
         return
 
+    def _commit_prompts(self, batch: DraftBatch) -> None:
+        """Commits the chunks of a batch, if there are any, by captured passes where their inputs allow."""
+        if batch.chunk_slots and self._stages is not None and self._stages.prompts.takes(batch):
+            self._stages.prompts.commit(batch)
+        elif batch.chunk_slots:
+            self._commit_chunks(batch)
+
     @abstractmethod
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Commits the chunks of a batch that has chunks."""
@@ -152,6 +168,7 @@ class StagedDrafter(Drafter):
     def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
         """See `wingbeat.runtime.drafters.draft_stages.DraftFunction`."""
         self._commit_decodes(rows, block_tables)
+        self.growth.mark(COMMIT)
         return self._grow(roots, block_tables)
 
     @torch.inference_mode()

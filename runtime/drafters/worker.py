@@ -12,14 +12,20 @@ import torch
 
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.growth import COMMIT, TREES
 from wingbeat.runtime.drafters.outcome_batch import batch_of
 from wingbeat.runtime.protocol.ends import DrafterEnd
-from wingbeat.runtime.protocol.messages import ChannelSpec, DrafterFigures, Outcome, TokenTree
+from wingbeat.runtime.protocol.messages import DRAFT_PARTS, ChannelSpec, DrafterFigures, Outcome, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_all, upload
 
 
 class RoundObserver:
     """Called in the drafting thread around the rounds of a worker; this class does nothing."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `before` has something to do before the next round is drafted."""
+        return False
 
     def before(self) -> None:
         """Called before the worker looks for a pending round."""
@@ -124,7 +130,11 @@ class PassWatch:
         self.head_version = 0
         self.stage_counts: dict[str, int] = {}
         """Replay counts of the drafter's captured stages, which change whenever a verifier is attached."""
-        self._device = DeviceClock(drafter.device)
+        self._device, self._drafter = DeviceClock(drafter.device), drafter
+        self._levels_s = 0.0
+        """Device seconds of growing trees that are already divided into `_parts_s`."""
+        self._parts_s: dict[str, float] = {}
+        """Device seconds by name of `Drafter.stage_s`."""
         self._marks: list[int] = []
         """Host clock, in nanoseconds, at three points of the pass: at the begin, after commit, and after drafting."""
         self._started_ns = 0
@@ -152,16 +162,39 @@ class PassWatch:
         """Return the timings of the pass; call after the pass's reply is written."""
         begun, taken_in, drafted = self._marks
         device = self._device.seconds
+        levels_s = device.get("levels", 0.0)
+        self._divide(levels_s)
+        commit_s = self._parts_s.get(COMMIT, 0.0)
         return DrafterFigures(
             self._started_ns,
             (taken_in - begun) // 1000,
             (drafted - taken_in) // 1000,
             (time.perf_counter_ns() - drafted) // 1000,
-            int(1e6 * device.get("commit", 0.0)),
-            int(1e6 * device.get("levels", 0.0)),
+            int(1e6 * (device.get("commit", 0.0) + commit_s)),
+            int(1e6 * (levels_s - commit_s)),
             **self.stage_counts,
             head_version=self.head_version,
+            device_parts_us=self._device_parts_us(),
         )
+
+    def _divide(self, levels_s: float) -> None:
+        """Divides the time of passes since the last call in the ratio of the parts that graphs have measured."""
+        measured = self._drafter.stage_s
+        more, total = levels_s - self._levels_s, sum(measured.values())
+        self._levels_s = levels_s
+        for name, seconds in measured.items() if total else ():
+            self._parts_s[name] = self._parts_s.get(name, 0.0) + more * seconds / total
+
+    def _device_parts_us(self) -> tuple[int, ...]:
+        """Returns microseconds by DRAFT_PARTS."""
+        parts = dict.fromkeys(DRAFT_PARTS, 0.0)
+        *levels, trees = DRAFT_PARTS
+        for name, seconds in self._parts_s.items():
+            if name == TREES:
+                parts[trees] += seconds
+            elif name != COMMIT:
+                parts[levels[min(int(name), len(levels)) - 1]] += seconds
+        return tuple(int(1e6 * seconds) for seconds in parts.values())
 
 
 def write_reply(end: DrafterEnd, outcome: Outcome, trees: TokenTree, by_slot: TokenTree | None) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.tree.results import Frontier, GrownTree
+from wingbeat.kernels.tree.table import inherited
 from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 _LEAST_LOG_PROB = -100.0
@@ -55,21 +56,30 @@ class StaticTable:
         """See `TreeTable.level_start`."""
         return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
 
-    def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
+    def add_level(
+        self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor, itself: Tensor | None = None
+    ) -> Frontier:
         """See `TreeTable.add_level`; the candidates are int64 and float [num_reqs, 1 or top_k, top_k]."""
         scores = torch.nan_to_num(candidate_log_probs.to(torch.float32), nan=_LEAST_LOG_PROB, neginf=_LEAST_LOG_PROB)
         scores = scores.clamp(_LEAST_LOG_PROB, 0.0)
-        if level == 0:
+        before = None if level == 0 else self._frontier
+        if before is None:
             self._token_ids, self._scores = [], []
         else:
-            scores = self._frontier.scores[..., None] + scores
+            scores = before.scores[..., None] + scores
         token_ids, scores = candidate_token_ids.flatten(1), scores.flatten(1)
         chosen, expanded = self._chosen[level], self._expanded[level]
         self._token_ids.append(token_ids[:, chosen])
         self._scores.append(scores[:, chosen])
         index = expanded.expand(self.num_reqs, -1)
         parent = torch.zeros_like(index) if level == 0 else index // self.top_k
-        self._frontier = Frontier(token_ids[:, expanded], index + self.level_start(level), scores[:, expanded], parent)
+        self._frontier = Frontier(
+            token_ids[:, expanded],
+            index + self.level_start(level),
+            scores[:, expanded],
+            parent,
+            inherited(before, parent, itself),
+        )
         return self._frontier
 
     def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wingbeat.runtime.metrics import PREEMPTIONS, REQUEST_S, ROUND_TOKENS, Histogram
-from wingbeat.runtime.protocol.messages import DrafterFigures
+from wingbeat.runtime.protocol.messages import DRAFT_PARTS, DrafterFigures
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -63,7 +63,7 @@ class RoundClock(RoundObserver):
     def __init__(self) -> None:
         self.traces: list[Any] = []
         """Observers of phases, rounds and drafts, such as a recorded trace."""
-        self._drafter_us = (0, 0)
+        self._drafter_us: tuple[int, ...] = ()
         self.drafter = DrafterFigures()
         """Figures of the drafter's latest answer."""
         self.reset()
@@ -72,7 +72,7 @@ class RoundClock(RoundObserver):
         """Resets all times; call it between two rounds."""
         self._num_rounds = 0
         self.draft_s = {"draft_commit": 0.0, "draft_levels": 0.0}
-        """Seconds on the drafter's device, by stage."""
+        """Seconds on the drafter's device, by stage; stages of DRAFT_PARTS are parts of `draft_levels`."""
         self.since = 0.0
         """`time.perf_counter` of the latest phase change, in seconds."""
         self.open: list[Phase] = []
@@ -96,11 +96,14 @@ class RoundClock(RoundObserver):
                 if a trace is recorded.
         """
         # The drafter's counters restart at 0 when another drafter takes over.
-        said = (figures.device_commit_us, figures.device_levels_us)
-        if any(now < before for now, before in zip(said, self._drafter_us, strict=True)):
-            self._drafter_us = (0, 0)
-        for name, now, before in zip(("draft_commit", "draft_levels"), said, self._drafter_us, strict=True):
-            self.draft_s[name] += (now - before) / 1e6
+        said = (figures.device_commit_us, figures.device_levels_us, *figures.device_parts_us)
+        told = self._drafter_us
+        if len(told) != len(said) or any(now < before for now, before in zip(said, told, strict=True)):
+            told = (0,) * len(said)
+        names = ("draft_commit", "draft_levels", *DRAFT_PARTS)
+        for name, now, before in zip(names, said, told, strict=False):
+            if now > before:
+                self.draft_s[name] = self.draft_s.get(name, 0.0) + (now - before) / 1e6
         self._drafter_us = said
         self.drafter = figures
         for trace in self.traces:

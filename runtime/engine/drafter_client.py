@@ -108,6 +108,8 @@ class DrafterClient(RoundObserver):
         """Number of rounds without a followed sequence since the latest plan."""
         self._deferral: Any = None
         """Keeps pairs back while no trees are requested, see the hook `deferral`; None if every round is published."""
+        self._has_drafted = False
+        """Whether the latest round left its trees in the inbox itself, see `RoundInFlight.has_drafted`."""
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Requests trees through this channel end from the next round on; contexts that the drafter lacks are replayed.
@@ -200,6 +202,8 @@ class DrafterClient(RoundObserver):
         """
         if self._end is None or not any(plan.with_trees()):
             return None
+        if self._has_drafted:
+            return self._inbox
         reply = self.waits.reply(self._end, self._round)
         if reply is None or self._end.incarnation != self._incarnation:
             self._missed()
@@ -214,6 +218,10 @@ class DrafterClient(RoundObserver):
             before: the previous round, with its tokens on the host, if sequences of the previous round skipped this
                 round; else None.
         """
+        self._has_drafted = flight.has_drafted and before is None
+        if self._has_drafted:
+            self._ask(*self._plan_draft(plan, flight, [], True))
+            return
         asks = self._texts is None or self._choose_texts(plan, flight)
         if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
             return self._publish_unfollowed(plan, flight, asks)

@@ -134,6 +134,7 @@ class Engine:
         A running sequence gets trees once the drafter has the sequence's context.
         """
         self._settle(leave=0)
+        self.runner.whole = None
         self.runner.prepare_trees()
         if not self.scheduler.running:  # calibration overwrites channel rows and would delay running streams
             self.policy.calibrate(end, self.drafting.waits.patience_s)

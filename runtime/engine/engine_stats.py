@@ -67,7 +67,7 @@ class EngineStats:
     """Number of captured stages by process (`verifier`, `drafter`) and state, as in `GraphStats.counts`; a process that
     captures no graphs is absent."""
     device_s: dict[str, float] = field(default_factory=dict)
-    """Device seconds by stage: prefill, verify, accept, encoder, draft_commit, draft_levels."""
+    """Device seconds by stage: prefill, verify, accept, round, encoder, draft_commit, draft_levels."""
 
 
 def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, block_bytes: int) -> dict[str, str]:

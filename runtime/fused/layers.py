@@ -351,8 +351,10 @@ class FusedRotary(nn.Module):
     _ops: LayerOps | None = None
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """Maps positions [1, num_tokens] to cosines and sines [1, num_tokens, dim]."""
-        if self._ops is None or torch.compiler.is_compiling():
+        """Maps positions [1, num_tokens], or [3, 1, num_tokens] by axis, to cosines and sines [1, num_tokens, dim]."""
+        if position_ids.dim() == 3 and not position_ids.stride(0):  # text alone: all axes are one expanded row
+            position_ids = position_ids[0]
+        if self._ops is None or position_ids.dim() != 2 or torch.compiler.is_compiling():
             return super().forward(x, position_ids, *(() if layer_type is None else (layer_type,)))
         own = "" if layer_type is None else f"{layer_type}_"
         scale = getattr(self, f"{own}attention_scaling")

@@ -10,6 +10,7 @@ import operator
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.graphs.marks import Marks, NewEvent
 from wingbeat.runtime.verifier_errors import BackendLost
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ class Stage(StrEnum):
     """Commits decided tokens and grows all levels of trees; the size is the depth."""
     DRAFT_RULED = "draft_ruled"
     """As DRAFT_PROPOSAL, for batches in which a request has sampling rules."""
+    DRAFT_PREFILL = "draft_prefill"
+    """Computes draft KV of prompt chunks; its requests are pieces, and the size is the number of rows of a piece."""
     DRAFT_ACCEPT = "draft_accept"
     """Computes draft KV of accepted tokens; the size is the maximum number of accepted tokens."""
     BASE_VERIFICATION = "base_verification"
@@ -45,6 +49,9 @@ class Stage(StrEnum):
     """Forward pass over prompt chunks alone; its requests are pieces, and the size is the number of rows of a piece."""
     BASE_CHOICE = "base_choice"
     """Token choice, tree walk, compaction and taps after any forward pass; the size is the number of nodes."""
+    WHOLE_ROUND = "whole_round"
+    """BASE_VERIFICATION, BASE_CHOICE and DRAFT_PROPOSAL of a drafter in the engine's process; the size is the number of
+    nodes."""
 
 
 class Bucket(NamedTuple):
@@ -111,11 +118,18 @@ class GraphPool:
     Graphs of one pool reuse each other's memory, so these graphs must be replayed one after another on the same stream.
     A graph's outputs may be in memory that another graph of the pool uses for intermediate results, so callers that
     need outputs after another replay must copy the outputs.
+
+    Args:
+        new_event: factory of events for `mark`, see `marks.events_of`; None ignores marks.
     """
 
-    def __init__(self, device: GraphDevice) -> None:
+    def __init__(self, device: GraphDevice, new_event: NewEvent | None = None) -> None:
         self.device = device
         self.stats = GraphStats()
+        self.stage_s: dict[str, float] = {}
+        """Device seconds of the replays that were measured, by name of the mark that ends the work."""
+        self._new_event = new_event
+        self._marks: Marks | None = None
         self.handle = device.new_pool()
         self.paused = False
         """If True, every stage runs its function, in the shapes of its graphs, instead of replaying the graphs."""
@@ -155,6 +169,25 @@ class GraphPool:
             memory_bytes / 2**20,
         )
 
+    def mark(self, name: str) -> None:
+        """Marks a point of the pass that is being captured: the time since the previous mark counts for `name`."""
+        if self._marks is not None and self._new_event is not None:
+            self._marks.add(name, self._new_event())
+
+    @contextmanager
+    def marking(self) -> Iterator[Marks]:
+        """Context manager of a capture, within which `mark` adds to the marks that are returned."""
+        self._marks = marks = Marks()
+        try:
+            yield marks
+        finally:
+            self._marks = None
+
+    def measure(self, marks: Marks) -> None:
+        """Adds the times of a graph's latest replay, if the replay has finished."""
+        for name, seconds in marks.read().items():
+            self.stage_s[name] = self.stage_s.get(name, 0.0) + seconds
+
     def note_failure(self, stage: Stage, bucket: Bucket, error: Exception) -> None:
         """Records and logs a failed capture, and replaces the memory pool, which may still be in capture mode."""
         failure = GraphFailure(stage, bucket, first_cause(error))
@@ -166,6 +199,7 @@ class GraphPool:
 class _Captured(NamedTuple):
     graph: Any
     outputs: tuple
+    marks: Marks
 
 
 class GraphRunner(Generic[InputsT, OutputsT]):
@@ -235,9 +269,14 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         def call() -> OutputsT:
             return self.function(static)
 
+        def marked() -> OutputsT:
+            self.pool.mark("begin")
+            return call()
+
         _check_rows(self.stage, "output", device.warm_up(call), bucket.num_reqs)
         try:
-            self._graphs[bucket] = _Captured(*device.capture(call, self.pool.handle))
+            with self.pool.marking() as marks:
+                self._graphs[bucket] = _Captured(*device.capture(marked, self.pool.handle), marks)
         except BackendLost:
             raise
         except Exception as error:
@@ -285,7 +324,9 @@ class GraphRunner(Generic[InputsT, OutputsT]):
             outputs = self.function(self.inputs(bucket))
             stats.count_eager_run(self.stage)
         else:
+            self.pool.measure(captured.marks)
             self.pool.device.replay(captured.graph)
+            captured.marks.replayed()
             outputs = captured.outputs
             stats.count_replay(self.stage)
         return type(outputs)(*(None if part is None else part[:num_reqs] for part in outputs))

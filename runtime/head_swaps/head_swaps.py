@@ -93,6 +93,11 @@ class HeadSwaps(RoundObserver):
         logger.info("drafting with version %d of the head from this round on", offered.version)
         return True
 
+    @property
+    def has_work(self) -> bool:
+        """See `RoundObserver.has_work`."""
+        return self._next_head is not None
+
     def before(self) -> None:
         """See `RoundObserver.before`."""
         self.take()

@@ -40,6 +40,19 @@ class Continuations(NamedTuple):
     """Whether the logits are already divided by the requests' temperatures."""
 
 
+class OfParents(NamedTuple):
+    """Features of a level's nodes, as rows of the previous level."""
+
+    features: Tensor
+    """[num_reqs, nodes, H]: features of the previous level."""
+    parents: Tensor
+    """int64 [num_reqs, width]: index of each node's features."""
+
+    def rows(self) -> Tensor:
+        """Returns the nodes' features, [num_reqs, width, H]."""
+        return self.features.gather(1, self.parents[..., None].expand(-1, -1, self.features.shape[2]))
+
+
 class HeadConvention(NamedTuple):
     """Choices that a checkpoint's tensors do not determine, because the tensors can be loaded and run under any
     convention.
@@ -75,6 +88,8 @@ class DraftHead(nn.Module, ABC):
 
     Drafting at later positions is possible, but acceptance is lower.
     """
+    takes_parents = False
+    """Whether `forward` and `run_layers` also take features as `OfParents`, which saves a copy of the rows."""
     embedding_width: int = 0
     """Width of the embeddings that the head takes in place of token embeddings in media spans; 0 if the head embeds
     token ids only.

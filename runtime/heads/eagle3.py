@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.layer.reference import MOST_HIDDEN, embed_beside
-from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
+from wingbeat.runtime.heads.contract import Attend, HeadConvention, OfParents, Rotary
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, DeeperLayer, HeadNorm
 
 
@@ -53,6 +53,7 @@ class EagleHead(DecoderHead):
     """An EAGLE-3 draft head. Dimension names: T tokens, H hidden_size, Ht target_hidden_size, D head_dim."""
 
     config: EagleHeadConfig
+    takes_parents = True
 
     def __init__(self, config: EagleHeadConfig) -> None:
         super().__init__(config, 2 * config.hidden_size)
@@ -95,26 +96,39 @@ class EagleHead(DecoderHead):
         return self.fc(taps)
 
     def forward(
-        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        features: Tensor | OfParents,
+        rotary: Rotary,
+        attend: Attend,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Returns the layer's output before the final norm; see `DraftHead.forward`."""
-        table = self.embed_tokens.weight
-        if not token_ids.is_floating_point() and _is_one_launch(features, table) and not torch.is_grad_enabled():
-            weights = (self.input_layernorm.weight, self.hidden_norm.weight)
-            flat, eps = features.reshape(-1, features.shape[-1]), self.hidden_norm.eps
-            inputs, normed = embed_beside(token_ids.reshape(-1), table, flat, weights, eps)
-            inputs, normed = inputs.view(*features.shape[:-1], -1), normed.view(features.shape)
+        table, is_normed = self.embed_tokens.weight, self.config.norm_before_residual
+        given, parents = features if isinstance(features, OfParents) else (features, None)
+        if not token_ids.is_floating_point() and _is_one_launch(given, table) and not torch.is_grad_enabled():
+            weights, size = (self.input_layernorm.weight, self.hidden_norm.weight), given.shape[-1]
+            given = given.view(-1, size) if parents is None else given
+            flat = embed_beside(token_ids.reshape(-1), table, given, weights, self.hidden_norm.eps, parents, is_normed)
+            inputs, residual = (part.view(*token_ids.shape, -1) for part in flat)
         else:
-            normed = self.hidden_norm(features)
+            own = given if parents is None else features.rows()
+            normed = self.hidden_norm(own)
             inputs = torch.cat([self.input_layernorm(self.embed(token_ids)), normed], dim=-1)
-        return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend, rows)
+            residual = normed if is_normed else own
+        return self._layer(inputs, residual, rotary, attend, rows)
 
     @property
     def num_layers(self) -> int:
         return self.config.num_layers
 
     def run_layers(
-        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend], rows: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        features: Tensor | OfParents,
+        rotary: Rotary,
+        attends: list[Attend],
+        rows: Tensor | None = None,
     ) -> Tensor:
         """See `DraftHead.run_layers`."""
         first, *others = [None] * len(self.behind) + [rows]

@@ -22,8 +22,8 @@ from torch import Tensor
 from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
-from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -134,7 +134,7 @@ class MtpDrafter(StagedDrafter):
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Runs all modules over decoded tokens."""
         positions, counted = rows.spread()
-        last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
+        last = (rows.ends, (rows.num_tokens - 1).clamp_min(0))
         # The start of a decode is known only on the device. The host passes num_modules as lower bound, with which no
         # column is cut.
         start, taps = self.num_modules, rows.taps.to(self.dtype)

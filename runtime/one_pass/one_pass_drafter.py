@@ -20,8 +20,8 @@ from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import growth
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftPool
-from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Roots, Rules
 from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.paged_attend import PagedAttend

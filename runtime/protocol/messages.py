@@ -163,12 +163,21 @@ class ReplyHeader(NamedTuple):
 
     @classmethod
     def read(cls, header: np.ndarray | Tensor) -> "ReplyHeader":
-        """Reads the header from int64 [8] on the host."""
+        """Reads the header from int64 [16] on the host."""
         return cls(*header.tolist()[: len(cls._fields)])
 
     def write(self, header: np.ndarray | Tensor) -> None:
-        """Writes the header into int64 [8] on the host; the other elements hold `DrafterFigures`."""
+        """Writes the header into int64 [16] on the host; the other elements hold `DrafterFigures`."""
         header[0], header[1] = self
+
+
+DRAFT_PARTS = (*(f"draft_level_{number}" for number in range(1, 8)), "draft_trees")
+"""Names of the parts of a pass that grows trees: its levels, the last of which stands for all deeper ones, and the
+selection of the trees' nodes."""
+
+
+REPLY_WORDS = 16
+"""Number of words of `TreeReply.header`."""
 
 
 class DrafterFigures(NamedTuple):
@@ -196,14 +205,17 @@ class DrafterFigures(NamedTuple):
     eager: int = 0
     head_version: int = 0
     """Version of the head that drafted; 0 is the head named in the settings."""
+    device_parts_us: tuple[int, ...] = (0,) * len(DRAFT_PARTS)
+    """`device_levels_us` by DRAFT_PARTS, as far as passes are captured and their graphs were timed."""
 
     @classmethod
     def read(cls, header: np.ndarray | Tensor) -> "DrafterFigures":
         """Reads the figures from a reply's header and clamps them to valid ranges, because a drafter is not trusted."""
-        started_ns, host, reply, commit, levels, stages = header.tolist()[2:8]
+        started_ns, host, reply, commit, levels, stages, *parts = header.tolist()[2:]
         spans, version = (host >> 32 & _WORD, host & _WORD, reply & _WORD), reply >> 32 & _WORD >> 1
         counts = (stages & _COUNT, stages >> 20 & _COUNT, stages >> 40 & _COUNT)
-        return cls(max(started_ns, 0), *spans, max(commit, 0), max(levels, 0), *counts, version)
+        times = (max(commit, 0), max(levels, 0))
+        return cls(max(started_ns, 0), *spans, *times, *counts, version, tuple(max(part, 0) for part in parts))
 
     def write(self, header: np.ndarray) -> None:
         """Writes the figures into a reply's header, clamped to the widths of their fields."""
@@ -211,6 +223,7 @@ class DrafterFigures(NamedTuple):
         host = min(self.commit_us, _WORD >> 1) << 32 | min(self.levels_us, _WORD)
         reply = min(self.head_version, _WORD >> 1) << 32 | min(self.reply_us, _WORD)
         header[2:8] = self.started_ns, host, reply, self.device_commit_us, self.device_levels_us, stages
+        header[8:] = self.device_parts_us
 
 
 _WORD, _COUNT = (1 << 32) - 1, (1 << 20) - 1
@@ -304,7 +317,7 @@ class TreeReply(NamedTuple):
     """Message from drafter to verifier, once per round: a token tree for each proposal, in the row of its slot."""
 
     header: Tensor
-    """int64 [8]: `ReplyHeader`, then `DrafterFigures`."""
+    """int64 [16]: `ReplyHeader`, then `DrafterFigures`."""
     epochs: Tensor
     """int64 [num_slots]: epoch for which each tree was grown."""
     committed_lens: Tensor
@@ -361,7 +374,7 @@ def reply_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.dt
     """Returns the shape and dtype of each `TreeReply` field, in field order."""
     slots, nodes, long = (spec.num_slots,), (spec.num_slots, spec.num_nodes), torch.int64
     return {
-        "header": ((8,), long),
+        "header": ((REPLY_WORDS,), long),
         "epochs": (slots, long),
         "committed_lens": (slots, long),
         "token_ids": (nodes, long),

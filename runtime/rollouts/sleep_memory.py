@@ -11,8 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from wingbeat.kernels.foreign_memory import tensor_at
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.host_pages import give_back
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.rollouts.host_pages import give_back
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.virtual_memory import Driver, GpuMemoryError, Region
 from wingbeat.runtime.verifier.backend import Backend

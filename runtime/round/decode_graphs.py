@@ -200,7 +200,7 @@ class DecodeGraphs:
         return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
 
     def replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
-        """Replays a graph whose inputs are `SlotInputs` or `DecodeRows`; returns the graph's output."""
+        """Replays a bucket for a round's decodes; the outputs are valid until any graph of the pool is replayed."""
         # removed before the replay, because the inputs' content is undefined if the replay raises
         before = self._loaded.pop(runner, None)
         if before is not None and before[0] is rows and before[1] == bucket:  # the batch seldom changes between rounds
@@ -239,10 +239,13 @@ class DecodeGraphs:
     ) -> ForwardResult:
         return self.fixed.forward(inputs.slots, self.trees(inputs, num_nodes), num_nodes, into=into)
 
+    def verify(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:
+        """Runs a captured forward pass, whose logits and taps are written into the buffers of its width."""
+        return self._compute(inputs, num_nodes, self.buffers.room(len(inputs.slots), num_nodes))
+
     def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
-            room = self.buffers.room(len(inputs.slots), num_nodes)
-            result = self._compute(inputs, num_nodes, room)
+            result = self.verify(inputs, num_nodes)
             self.buffers.put(result)
             return ForwardDone(result.decodes.roots)
 
@@ -256,12 +259,12 @@ class DecodeGraphs:
 
     def padding(self, num_nodes: int) -> Callable[[int], SlotInputs | DecodeRows]:
         """Returns a function that makes a padding row for graphs of this width, see `GraphRunner`."""
-        return self._slot_padding if num_nodes == 1 else self._tree_padding
+        return self._slot_padding if num_nodes == 1 else self.tree_padding
 
     def _slot_padding(self, num_nodes: int) -> SlotInputs:
         return SlotInputs(torch.full((1,), self.slots.spare, device=self.slots.device))
 
-    def _tree_padding(self, num_nodes: int) -> DecodeRows:
+    def tree_padding(self, num_nodes: int) -> DecodeRows:
         """Returns a padding row: the spare slot, marked as not wanting a tree."""
         slots = self._slot_padding(num_nodes).slots
         return DecodeRows(slots, torch.zeros_like(slots, dtype=torch.bool))

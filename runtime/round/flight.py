@@ -75,6 +75,8 @@ class RoundInFlight:
     """Number of each chunk's prompt tokens whose log-probabilities are in the result."""
     by_text: list[bool] = field(default_factory=list)
     """Whether each decode's tree was built from earlier text."""
+    has_drafted: bool = False
+    """Whether the round itself committed its tokens to the drafter and left the next trees in the inbox."""
     result: RoundResult | None = None
     """Result of the round; None until the host has received the result."""
     live: list[bool] = field(default_factory=list)

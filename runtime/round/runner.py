@@ -6,6 +6,7 @@ tables are read from the slot state, which the previous round advances on the de
 bounds.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ class ModelRunner:
         self.device = slots.device
         self.device_clock = DeviceClock(self.device)
         """Times of the stages `prefill` (forward passes over prompt pieces without decodes), `verify` (forward passes
-        over decodes, with or without prompt pieces) and `accept`."""
+        over decodes, with or without prompt pieces), `accept`, and `round` (all of a round in one graph)."""
         # Prompt chunks are cut into pieces if their rounds can be captured, which every feature must allow.
         pieces = graph_device is not None and all(feature.captures for feature in features)
         self.max_depth = config.speculation.max_path - 1
@@ -87,6 +88,8 @@ class ModelRunner:
         self.eager = EagerRounds(*own)
         self.fixed = FixedRound(*own)
         self.graphs: DecodeGraphs | None = None
+        self.whole: Any = None
+        """Rounds captured together with the drafter in this process, by the hook `whole_rounds`; None without."""
         if graph_device is not None:
             slots.processors.allocate()
             limits = config if pieces else replace(config, cuda_graphs="decode_only")
@@ -163,6 +166,8 @@ class ModelRunner:
             before_choice: called between a masked round's forward pass and the choice of its tokens. Masks are computed
                 after this call; if None, they are computed while the pass runs.
         """
+        if self.whole is not None and self.whole.takes(plan, trees):
+            return self._launch_whole(plan, rows)
         num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
         for feature in self.builder.features if plan.chunks else self.builder.of_decodes:
@@ -188,6 +193,18 @@ class ModelRunner:
         clock.end("accept", began)
         asking = None if captured else plan.asking
         return launched_round(plan, epochs, accepted, first, done.forward_s, asking=asking)
+
+    def _launch_whole(self, plan: SchedulerOutput, rows: DecodeRows) -> RoundInFlight:
+        """Enqueues one round and the draft after it, as one graph."""
+        for feature in self.builder.of_decodes:
+            feature.prepare(plan)
+        epochs, started, began = epochs_of(plan), time.perf_counter(), self.device_clock.begin()
+        accepted = self.whole.replay(plan, rows)
+        self.device_clock.end("round", began)
+        first, seconds = FirstTokens(rows.slots[:0]), time.perf_counter() - started
+        flight = launched_round(plan, epochs, accepted, first, seconds)
+        flight.has_drafted = True
+        return flight
 
     @torch.inference_mode()
     def widest_round(self) -> None:

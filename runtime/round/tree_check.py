@@ -60,12 +60,12 @@ class TreeInbox:
         return TokenTree(*check_trees(told, grown, rows.slots, rows.wanted, self.state.columns, self._rules))
 
     def put(self, slots: Tensor, trees: TokenTree) -> DecodeRows:
-        """Replaces the trees that arrived for `slots` by checked trees.
+        """Replaces the trees that arrived for `slots` by trees of the sequences' present ends, which may be narrower.
 
-        Returns rows that refer to the checked trees.
+        Returns rows that refer to these trees.
         """
         for into, field in zip(self._trees, trees, strict=True):
-            into[slots] = field
+            (into[:, : field.shape[1]] if field.dim() == 2 else into)[slots] = field
         self._trees.token_ids[slots, 0] = self.state.last_token_ids[slots]
         self._epochs[slots] = self.state.epochs[slots]
         self._committed_lens[slots] = self.state.committed_lens[slots]

@@ -45,6 +45,13 @@ def test_small_rounds_on_it():
     run("engine_cases.py")
 
 
+@needs("one_graph")
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_rounds_in_one_graph(shape):
+    run("one_graph_cases.py", "-k", shape)
+
+
 @needs("packed_on_gpus")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "fp8", "awq", "experts", "mxfp4"])

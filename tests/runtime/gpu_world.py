@@ -168,6 +168,7 @@ def serve(
     while engine.has_unfinished_requests():
         gpu.launches.clear()
         engine.step()
-        if not engine.scheduler.waiting:
+        latest = engine._in_flight[-1] if engine._in_flight else None
+        if not engine.scheduler.waiting and (latest is None or not latest.plan.chunks):
             served.launches.append(Counter(gpu.launches))
     return served

@@ -6,6 +6,7 @@ As a program (`python -m tests.runtime.launch_counts`) it prints the table of `b
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -32,10 +33,12 @@ from tests.runtime.gpu_world import (
 )
 from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds
+from wingbeat.runtime.drafters.prompt_stage import SIZES as PROMPT_SIZES
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
-from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
+from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.shapes import num_graphs
@@ -70,17 +73,17 @@ LIMITS: dict[str, int] = {
     "verification of a tree beside its layers, altered": 59,
     "forced acceptance of a chain over its own, greedy": 0,
     "forced acceptance of a tree over its own, greedy": 0,
-    "level of a chain": 13,
-    "level of a tree": 17,
-    "draft of one level, chain": 70,
-    "draft of one level, tree": 62,
+    "level of a chain": 12,
+    "level of a tree": 13,
+    "draft of one level, chain": 69,
+    "draft of one level, tree": 61,
     "rules in a level of a chain": 6,
     "rules in a level of a tree": 6,
     "rules in a draft of one level, chain": 13,
     "rules in a draft of one level, tree": 13,
-    "draft by a model of 16 layers, eager": 836,
+    "draft by a model of 16 layers, eager": 830,
     "draft by a model of 16 layers, captured": 5,
-    "draft by a model of another vocabulary, eager": 846,
+    "draft by a model of another vocabulary, eager": 840,
     "draft by a model of another vocabulary, captured": 5,
     "draft by two MTP modules, eager": 658,
     "draft by two MTP modules, captured": 3,
@@ -91,6 +94,14 @@ LIMITS: dict[str, int] = {
     "beside the graphs of a round, tree": 6,
     "rules beside the graphs of a round, filtered": 1,
     "rules beside the graphs of a round, biased and penalized": 28,
+    "a chain's round by the host, apart": 9,
+    "a chain's round by the host, one graph": 2,
+    "a chain's round in one graph over its graphs apart": 10,
+    "a tree's round by the host, apart": 9,
+    "a tree's round by the host, one graph": 2,
+    "a tree's round in one graph over its graphs apart": 10,
+    "a head's pass over three prompts, eager": 26,
+    "a head's pass over three prompts, captured": 6,
     "layer of a mixed round": 10,
     "beside the graphs of a mixed round": 26,
     "eager mixed round beside its layers and its graph": 40,
@@ -101,6 +112,7 @@ LIMITS: dict[str, int] = {
     "another prompt in a round of prompts": 0,
     "graphs of a verifier": 65,
     "graphs of a drafter": 56,
+    "graphs of a drafter for prompts": 4,
     "graphs of a drafter for rounds with rules": 49,
 }
 """The most launches of each kind; what raises one says in its commit why. A context that is long enough to be split
@@ -117,12 +129,15 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
         found |= _drafter_counts(gpu, name, shape)
     found |= _whole_drafts(gpu)
     found |= _round_counts(gpu)
+    found |= _one_graph_counts(gpu)
+    found |= _prompts_of_drafters(gpu)
     found |= _mixed_counts(gpu)
     found |= _prompt_counts(gpu)
     found["graphs of a verifier"] = num_graphs(SERVED)
     shape = SERVED.speculation
     batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
     found["graphs of a drafter"] = len(batches) * shape.max_path
+    found["graphs of a drafter for prompts"] = len(PROMPT_SIZES)
     found["graphs of a drafter for rounds with rules"] = len(batches) * (shape.max_path - 1)
     return {name: found[name] for name in kept(LIMITS)}
 
@@ -233,12 +248,72 @@ def _round_counts(gpu: FakeGpu) -> dict[str, int]:
     for name, shape in {"plain": TREE, **SHAPES, **dict.fromkeys(asked, TREE)}.items():
         gpu.strict = False
         drafter = None if name == "plain" else new_drafter("eagle-3", shape, FakeGraphDevice(gpu))
-        served = serve(gpu, engine_config(shape, 1), drafter, [asked.get(name, GREEDY)])
+        served = serve(gpu, engine_config(shape, 1), drafter, [asked.get(name, GREEDY)], build=stages_apart)
         totals = [beside(launches) for launches in served.launches if launches["graph"] == served.num_graphs]
         found[f"beside the graphs of a round, {name}"], most[name] = min(totals), max(totals)
     # Rounds that write new rows beside: they have as many more launches as others.
     found |= {f"rules beside the graphs of a round, {name}": most[name] - most["tree"] for name in asked}
     gpu.strict = False
+    return found
+
+
+def stages_apart(*given: Any) -> Engine:
+    """Build an engine whose rounds are never one graph."""
+    engine = build_engine(*given)
+    engine.runner.whole = None
+    return engine
+
+
+def _one_graph_counts(gpu: FakeGpu) -> dict[str, int]:
+    """Launches of the host in a steady round, graphs and the download of tokens included, and kernels of the graphs."""
+    found = {}
+    for name, shape in SHAPES.items():
+        kernels = []
+        for how, build in kept({"apart": stages_apart, "one graph": build_engine}).items():
+            gpu.strict = False
+            drafts = FakeGraphDevice(gpu)
+            drafter = new_drafter("eagle-3", shape, drafts)
+            served = serve(gpu, engine_config(shape, 1), drafter, [replace(GREEDY, max_tokens=8)], build=build)
+            is_apart = build is stages_apart
+            rounds = [launches for launches in served.launches if launches["graph"] == (3 if is_apart else 1)]
+            found[f"a {name}'s round by the host, {how}"] = min(launches.total() for launches in rounds)
+            captured = [*served.engine.runner.graphs.stats.captured, *drafter.graph_stats.captured]
+            graphs = [*served.device.graphs, *drafts.graphs]
+            # Graphs of greedy choices are captured first, and are those that remain.
+            made = dict(reversed([*zip(captured, graphs, strict=True)]))
+            draft = (Stage.DRAFT_PROPOSAL, Bucket(1, shape.max_path - 1))
+            of_trees = [(stage, Bucket(1, shape.num_nodes)) for stage in (Stage.BASE_VERIFICATION, Stage.BASE_CHOICE)]
+            whole = [(Stage.WHOLE_ROUND, Bucket(1, shape.num_nodes))]
+            kernels.append(sum(made[key].total() for key in ([*of_trees, draft] if is_apart else whole)))
+        found[f"a {name}'s round in one graph over its graphs apart"] = kernels[-1] - kernels[0]
+    gpu.strict = False
+    return found
+
+
+def _prompts_of_drafters(gpu: FakeGpu) -> dict[str, int]:
+    """Launches of a head's pass over the prompts of three sequences."""
+    found = {}
+    for how, device in (("eager", None), ("captured", FakeGraphDevice(gpu))):
+        drafter = new_drafter("eagle-3", CHAIN, device)
+        spec = attach(drafter, CHAIN, num_slots=3)
+        one = decided(spec)
+        lengths = [7, 40, 3]
+        batch = one._replace(
+            **{name: part[:0] for name, part in one._asdict().items() if name.startswith("decode_")},
+            proposal_slots=one.proposal_slots[:0],
+            chunk_slots=[0, 1, 2],
+            chunk_positions=[0, 8, 0],
+            chunk_lens=lengths,
+            chunk_next_token_ids=torch.ones(sum(lengths), dtype=torch.int64, device=CUDA),
+            chunk_taps=torch.ones(sum(lengths), spec.taps_size, dtype=spec.taps_dtype, device=CUDA),
+            block_tables=torch.ones(3, spec.max_blocks_per_seq, dtype=torch.int64, device=CUDA),
+        )
+        gpu.strict = True
+        gpu.launches.clear()
+        with torch.inference_mode():
+            drafter.draft(batch)
+        gpu.strict = False
+        found[f"a head's pass over three prompts, {how}"] = gpu.launches.total()
     return found
 
 

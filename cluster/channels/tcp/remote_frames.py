@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wingbeat.cluster.channels.memory import ALIGNMENT_BYTES, ChannelMemory, buffer_bytes
 from wingbeat.cluster.channels.tcp.remote_connection import FrameError
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader
+from wingbeat.runtime.protocol.messages import REPLY_WORDS, ChannelSpec, Outcome, ReplyHeader, RoundHeader
 
 _RULES = ("sampling_rules", "biased_token_ids", "biases")
 _INPUTS = ("chunk_axes", "chunk_shown", "chunk_embeddings")
@@ -240,7 +240,7 @@ class ReplyFrames:
                 channel.
         """
         body = _Body(data)
-        header = body.numbers(8)
+        header = body.numbers(REPLY_WORDS)
         said = ReplyHeader.read(header)
         if said.round_number not in expected or said.incarnation != incarnation:
             raise FrameError(f"an answer {tuple(said)} came where incarnation {incarnation} owed {expected}")

@@ -1,8 +1,8 @@
 """Candidate selection on a GPU; the reference is `candidates`.
 
-Programs that share a row find the best candidates of their shares, and a second launch merges them. Rows are shared
-because a small batch has few rows, and one program per row would leave most of the device idle. The host never waits
-for the device, and launches depend on shapes alone.
+Programs that share a row find the best candidates of their shares, and the last of them to finish merges the shares.
+Rows are shared because a small batch has few rows, and one program per row would leave most of the device idle. The
+host never waits for the device, and there is one launch.
 """
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.noise import gumbel, row_keys
 from wingbeat.kernels.launching import options, wait_for_launch
+from wingbeat.kernels.tree.candidates import new_counters
 from wingbeat.kernels.tree.results import Candidates, Coupling
 
 # Logits that a program holds in registers at a time: 32 in each thread.
@@ -22,7 +23,7 @@ _LEAST_SHARE = 1024
 
 
 @triton.jit
-def _share_kernel(
+def _candidates_kernel(
     logits,
     draft_token_ids,
     temperatures,
@@ -32,16 +33,20 @@ def _share_kernel(
     best_ids,
     maxima,
     totals,
+    counters,  # int32 [num_rows or more], all 0 before and after the launch
+    out_token_ids,
+    out_log_probs,
     width,
     vocab_size,
     length,
     top_k,
     COUPLED: tl.constexpr,
+    SPLITS: tl.constexpr,
     PLACES: tl.constexpr,
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Finds the best candidates of a share of a row, best first.
+    """Finds the best candidates of a share of a row, best first; the row's last program merges all shares.
 
     Also stores the share's largest score, and the sum of exponentials relative to that score.
     """
@@ -98,48 +103,33 @@ def _share_kernel(
     tl.store(maxima + share, largest)
     tl.store(totals + share, total)
 
-
-@triton.jit
-def _merge_shares_kernel(
-    best_scores,
-    best_ids,
-    maxima,
-    totals,
-    draft_token_ids,
-    out_token_ids,
-    out_log_probs,
-    vocab_size,
-    num_splits,
-    top_k,
-    SPLITS: tl.constexpr,
-    PLACES: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Merges a row's shares.
-
-    Shares are in ascending order of ids, and so are equal scores within each share. Therefore ties go to the lower id.
-    """
-    wait_for_launch(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, SPLITS * PLACES)
-    there = lanes < num_splits * PLACES
-    scores = tl.load(best_scores + row * num_splits * PLACES + lanes, mask=there, other=float("-inf"))
-    ids = tl.load(best_ids + row * num_splits * PLACES + lanes, mask=there, other=0)
+    tl.debug_barrier()  # the whole share is stored before one thread increments the counter
+    num_splits = tl.num_programs(1)
+    if tl.atomic_add(counters + row, 1, sem="acq_rel") < num_splits - 1:
+        return
+    tl.store(counters + row, 0)
+    # Shares are in ascending order of ids, and so are equal scores within each share. Therefore ties go to the lower
+    # id.
+    stored = tl.arange(0, SPLITS * PLACES)
+    there = stored < num_splits * PLACES
+    stored_at = row * num_splits * PLACES + stored
+    scores = tl.load(best_scores + stored_at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    stored_ids = tl.load(best_ids + stored_at, mask=there, other=0, cache_modifier=".cg")
     shares = tl.arange(0, SPLITS)
-    peaks = tl.load(maxima + row * num_splits + shares, mask=shares < num_splits, other=float("-inf"))
-    sums = tl.load(totals + row * num_splits + shares, mask=shares < num_splits, other=0.0)
+    is_share, share_at = shares < num_splits, row * num_splits + shares
+    peaks = tl.load(maxima + share_at, mask=is_share, other=float("-inf"), cache_modifier=".cg")
+    sums = tl.load(totals + share_at, mask=is_share, other=0.0, cache_modifier=".cg")
     largest = tl.max(peaks, axis=0)
     finite = tl.where(largest == float("-inf"), 0.0, largest)
     log_total = finite + tl.log(tl.sum(sums * tl.exp(peaks - finite), axis=0))
-    places = tl.arange(0, PLACES)
     best = tl.full([PLACES], float("-inf"), dtype=tl.float32)
     chosen = tl.zeros([PLACES], dtype=tl.int32)
     for place in range(top_k):
         score, at = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
         here = places == place
         best = tl.where(here, score, best)
-        chosen = tl.where(here, tl.sum(tl.where(lanes == at, ids, 0), axis=0), chosen)
-        scores = tl.where(lanes == at, float("-inf"), scores)
+        chosen = tl.where(here, tl.sum(tl.where(stored == at, stored_ids, 0), axis=0), chosen)
+        scores = tl.where(stored == at, float("-inf"), scores)
     wanted = places < top_k
     # A row of NaN has no best candidate, and any lane may be selected. The id is therefore clamped to an existing id.
     chosen = tl.minimum(chosen, vocab_size - 1)
@@ -147,7 +137,9 @@ def _merge_shares_kernel(
     tl.store(out_log_probs + row * top_k + places, best - log_total, mask=wanted)
 
 
-def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None) -> Candidates:
+def top_candidates(
+    logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None, counters: Tensor | None = None
+) -> Candidates:
     """Runs `candidates.top_candidates`; ties go to the lower draft index."""
     num_reqs, width, vocab_size = logits.shape
     num_rows, places = num_reqs * width, triton.next_power_of_2(top_k)
@@ -166,11 +158,12 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         for dtype in (torch.float32, torch.int32)
     )
     maxima, totals = torch.empty(2, num_rows, num_splits, dtype=torch.float32, device=logits.device)
-    draft_token_ids = draft_token_ids.contiguous()
+    if counters is None or len(counters) < num_rows:
+        counters = new_counters(num_rows, logits.device)
     with torch.cuda.device_of(logits):
-        _share_kernel[(num_rows, num_splits)](
+        _candidates_kernel[(num_rows, num_splits)](
             logits.contiguous(),
-            draft_token_ids,
+            draft_token_ids.contiguous(),
             temperatures,
             seeds,
             positions,
@@ -178,29 +171,18 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
             best_ids,
             maxima,
             totals,
+            counters,
+            token_ids,
+            log_probs,
             width,
             vocab_size,
             length,
             top_k,
             COUPLED=coupling is not None,
+            SPLITS=triton.next_power_of_2(num_splits),
             PLACES=places,
             TILE=tile,
             num_warps=max(tile // 1024, 4),
-            **options(fused=False),
-        )
-        _merge_shares_kernel[(num_rows,)](
-            best_scores,
-            best_ids,
-            maxima,
-            totals,
-            draft_token_ids,
-            token_ids,
-            log_probs,
-            vocab_size,
-            num_splits,
-            top_k,
-            SPLITS=triton.next_power_of_2(num_splits),
-            PLACES=places,
             **options(fused=False),
         )
     return Candidates(token_ids, log_probs)

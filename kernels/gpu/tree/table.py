@@ -28,10 +28,14 @@ def _level_kernel(
     out_entries,
     out_scores,
     out_parents,
+    visible,  # int64 [num_reqs, top_k, num_words]: masks of the previous frontier, or None
+    itself,  # int64 [top_k, num_words], or None
+    out_visible,  # int64 [num_reqs, top_k, num_words], or None
     size,
     begin,
     num_candidates,
     top_k,
+    num_words,
     IS_ROOT: tl.constexpr,
     LANES: tl.constexpr,
     LANE_BITS: tl.constexpr,
@@ -77,6 +81,13 @@ def _level_kernel(
     if IS_ROOT:
         place = tl.zeros([LANES], dtype=tl.int32)
     tl.store(out_parents + to, place.to(tl.int64), mask=chosen)
+    if itself is not None:
+        own = tl.where(chosen, rank, 0) * num_words
+        for word in range(num_words):
+            seen = tl.load(itself + own + word, mask=chosen, other=0)
+            if not IS_ROOT:
+                seen |= tl.load(visible + (req * top_k + place) * num_words + word, mask=chosen, other=0)
+            tl.store(out_visible + to * num_words + word, seen, mask=chosen)
 
 
 def add_level(
@@ -85,18 +96,21 @@ def add_level(
     frontier: Frontier | None,
     table: tuple[Tensor, Tensor, Tensor],
     begin: int,
+    itself: Tensor | None = None,
 ) -> Frontier:
     """Enters candidates [num_reqs, width, top_k] at entry `begin` and selects the next frontier; see `TreeTable`.
 
     Args:
         frontier: the frontier that was expanded; None for the root's children.
         table: token ids, parents and scores [num_reqs, size].
+        itself: int64 [top_k, num_words]: packed masks, see `table.inherited`; None returns no masks.
     """
     num_reqs, width, top_k = token_ids.shape
     token_out, entries, parents = (
         torch.empty(num_reqs, top_k, dtype=torch.int64, device=token_ids.device) for _ in range(3)
     )
     scores = torch.empty(num_reqs, top_k, dtype=torch.float32, device=token_ids.device)
+    visible = None if itself is None else itself.new_empty(num_reqs, *itself.shape)
     lanes = triton.next_power_of_2(width * top_k)
     if num_reqs:
         with torch.cuda.device_of(token_ids):
@@ -110,17 +124,21 @@ def add_level(
                 entries,
                 scores,
                 parents,
+                None if frontier is None or itself is None else frontier.visible,
+                itself,
+                visible,
                 table[0].shape[1],
                 begin,
                 width * top_k,
                 top_k,
+                0 if itself is None else itself.shape[1],
                 IS_ROOT=frontier is None,
                 LANES=lanes,
                 LANE_BITS=lanes.bit_length() - 1,
                 num_warps=num_warps(lanes),
                 **options(fused=False),
             )
-    return Frontier(token_out, entries, scores, parents)
+    return Frontier(token_out, entries, scores, parents, visible)
 
 
 @triton.jit

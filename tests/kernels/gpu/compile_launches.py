@@ -81,6 +81,8 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     root, level = ints(num_reqs, 1, top_k), ints(num_reqs, top_k, top_k)
     frontier = triton_tree_growth.add_level(root, root.float(), None, entries, 1)
     triton_tree_growth.add_level(level, level.float(), frontier, entries, table.level_start(1))
+    frontier = triton_tree_growth.add_level(root, root.float(), None, entries, 1, ints(top_k, 2))
+    triton_tree_growth.add_level(level, level.float(), frontier, entries, table.level_start(1), ints(top_k, 2))
     triton_tree_growth.finalize(entries, table._depths, ints(num_reqs), num_nodes)
     nodes = ints(num_reqs, num_nodes)
     triton_tree.walk_tree(nodes, nodes, ints(num_reqs), nodes, steps + 1)
@@ -114,6 +116,9 @@ def launch_layers(
         for stored in caches:
             triton_layer.rotate_and_store(qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6)
     triton_layer.embed_beside(ints(num_tokens), hidden, hidden, (weight, weight), 1e-5)
+    triton_layer.embed_beside(
+        ints(num_tokens), hidden, hidden[None], (weight, weight), 1e-5, ints(1, num_tokens), normed=False
+    )
     for halves in (1, 2):
         triton_layer.rotations(ints(num_tokens), weight.float()[: dim // halves], 1.0, bf16, halves)
     for counted in (None, ints(num_tokens, 8).bool()):

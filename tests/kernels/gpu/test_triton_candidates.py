@@ -68,14 +68,14 @@ def test_programs_that_share_a_row_find_the_references_candidates(vocab_size, to
 
 def watch_grids(monkeypatch) -> list[tuple[int, ...]]:
     """Where the grid of each launch over shares goes."""
-    kernel, grids = triton_candidates._share_kernel, []
+    kernel, grids = triton_candidates._candidates_kernel, []
 
     class Watched:
         def __getitem__(self, grid):
             grids.append(grid)
             return kernel[grid]
 
-    monkeypatch.setattr(triton_candidates, "_share_kernel", Watched())
+    monkeypatch.setattr(triton_candidates, "_candidates_kernel", Watched())
     return grids
 
 

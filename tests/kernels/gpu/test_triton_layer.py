@@ -124,6 +124,21 @@ def test_embeddings_are_normed_beside_features_as_by_the_reference(size, dtype, 
         close(ours.cpu(), theirs)
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_embeddings_are_normed_beside_the_features_of_parents(dtype, normed, poisoned_memory):
+    table, features = draw(9, 48, dtype=dtype), draw(2, 4, 48, dtype=dtype, seed=1) * 3
+    weights = draw(48, dtype=dtype, seed=2), draw(48, dtype=dtype, seed=3)
+    ids, parents = torch.tensor([8, 0, 3, 3, 1, 7], device=DEVICE), torch.tensor([[3, 0, 3], [1, 1, 2]], device=DEVICE)
+    given = ids, table, features, weights, 1e-5, parents, normed
+    on_host = (
+        tuple(part.cpu() for part in each) if isinstance(each, tuple) else each.cpu() if torch.is_tensor(each) else each
+        for each in given
+    )
+    for ours, theirs in zip(kernels.embed_beside(*given), reference.embed_beside(*on_host), strict=True):
+        close(ours.cpu(), theirs)
+
+
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_angles_are_the_references(halves, dtype, poisoned_memory):

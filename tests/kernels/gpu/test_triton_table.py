@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.few(3), pytest.mark.usefixtures("poisoned_memory")]
 class KernelTable(TreeTable):
     """A table that grows by the kernels on any device, as a CUDA table does."""
 
-    def grow(self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor) -> Frontier:
-        previous = None if level == 0 else self._frontier
+    def grow(self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor, itself: torch.Tensor) -> Frontier:
+        previous, begin = None if level == 0 else self._frontier, self.level_start(level)
         table = (self._token_ids, self._parents, self._scores)
-        self._frontier = triton_tree_growth.add_level(token_ids, log_probs, previous, table, self.level_start(level))
+        self._frontier = triton_tree_growth.add_level(token_ids, log_probs, previous, table, begin, itself)
         return self._frontier
 
     def finish(self, roots: torch.Tensor, num_nodes: int) -> GrownTree:
@@ -50,8 +50,9 @@ def check_growth(num_reqs: int, top_k: int, steps: int, num_nodes: int) -> None:
     # The second tree reuses the table and stops early.
     for tree_number, levels in enumerate((steps, max(steps - 1, 1))):
         for level, candidates in enumerate(random_levels(num_reqs, top_k, levels, tree_number)):
-            expected = expected_table.add_level(level, *candidates)
-            frontier = table.grow(level, *(part.to(DEVICE) for part in candidates))
+            itself = torch.randint(-(2**62), 2**62, (top_k, 3), generator=torch.Generator().manual_seed(level))
+            expected = expected_table.add_level(level, *candidates, itself)
+            frontier = table.grow(level, *(part.to(DEVICE) for part in (*candidates, itself)))
             for name, column in frontier._asdict().items():
                 assert torch.equal(column.cpu(), getattr(expected, name)), f"level {level}: {name}"
         expected = expected_table.finalize(roots, num_nodes)

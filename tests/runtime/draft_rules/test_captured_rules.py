@@ -70,7 +70,12 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     stats = captured.graph_stats
     assert stats.failed == []
     assert not stats.eager_runs
-    assert stats.replays == {Stage.DRAFT_RULED: len(rounds), Stage.DRAFT_PROPOSAL: 1, Stage.DRAFT_ACCEPT: 1}
+    assert stats.replays == {
+        Stage.DRAFT_RULED: len(rounds),
+        Stage.DRAFT_PROPOSAL: 1,
+        Stage.DRAFT_ACCEPT: 1,
+        Stage.DRAFT_PREFILL: 2,
+    }
 
 
 @pytest.mark.slow

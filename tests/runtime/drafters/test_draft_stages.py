@@ -138,7 +138,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     assert eager.graph_stats is None
     assert stats.failed == []
     assert not stats.eager_runs
-    assert stats.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
+    assert stats.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1, Stage.DRAFT_PREFILL: 2}
 
 
 @pytest.mark.slow

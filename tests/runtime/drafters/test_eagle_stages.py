@@ -72,7 +72,7 @@ def test_fixed_shapes_draft_the_trees_of_the_host(speculation, temperatures):
     eager, captured = (drafter.graph_stats for drafter in staged)
     assert eager is None
     assert not captured.eager_runs
-    assert captured.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
+    assert captured.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1, Stage.DRAFT_PREFILL: 2}
 
 
 @pytest.mark.few(1)

@@ -10,7 +10,7 @@ from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 from wingbeat.runtime.engine.engine_stats import stages_of
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphStats, Stage
-from wingbeat.runtime.protocol.messages import DrafterFigures
+from wingbeat.runtime.protocol.messages import REPLY_WORDS, DrafterFigures
 from wingbeat.runtime.scheduling.request import Request
 
 SHORT = 24
@@ -157,14 +157,15 @@ def test_devices_are_timed_by_stage_on_both_sides_and_anew_after_a_trial(ref, ri
 
 
 def test_a_drafters_figures_survive_the_header_and_come_out_in_range_whatever_it_holds():
-    header = np.zeros(8, dtype=np.int64)
-    figures = DrafterFigures(10**18, 7, 2**32 - 1, 9, 2**40, 5, captured=3, failed=2**20 - 1, eager=1)
+    header = np.zeros(REPLY_WORDS, dtype=np.int64)
+    counts = {"captured": 3, "failed": 2**20 - 1, "eager": 1}
+    figures = DrafterFigures(10**18, 7, 2**32 - 1, 9, 2**40, 5, **counts, device_parts_us=tuple(range(8)))
     figures.write(header)
     assert DrafterFigures.read(header) == figures
     for hostile in (-1, 2**63 - 1, -(2**63)):
         header[2:] = hostile
         read = DrafterFigures.read(header)
-        assert min(read) >= 0
+        assert min(*read[:-1], *read.device_parts_us) >= 0
         assert max(read.commit_us, read.levels_us, read.reply_us) < 2**32
 
 
