@@ -362,7 +362,7 @@ FEATURES = {
         (
             *("runtime/draft_rules", "tests/runtime/draft_rules", "tests/runtime/grammar/test_masked_drafts.py"),
             *("tests/runtime/cpu/drafting/test_kernel_rules.py", "tests/runtime/cpu/one_pass/test_one_pass_masks.py"),
-            "tests/runtime/one_pass/test_one_pass_masks.py",
+            *("tests/runtime/one_pass/test_one_pass_masks.py", "tests/runtime/drawn_trees/test_allowed_candidates.py"),
         ),
         words=(
             *("rules in a level of a chain", "rules in a level of a tree", "rules in a draft of one level"),

@@ -25,7 +25,7 @@ from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 _SOURCES = tuple(f"{Path(folder).resolve()}/" for folder in wingbeat.__path__)
-MOST = {"round": 48, "completion": 34, "chat": 40}
+MOST = {"round": 49, "completion": 34, "chat": 40}
 """Files; Serve's hop between router and replica, and the engine behind a request, are not walked."""
 
 

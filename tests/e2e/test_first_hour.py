@@ -307,7 +307,8 @@ def test_every_python_of_ours_is_kept_from_the_working_directory():
         if "sys.executable" in (text := file.read_text())
     }
     questions = {"deployments/doctor/driver.py"} & found.keys()
-    assert set(found) == {"runtime/interpreter.py", "cluster/process_tree.py"} | questions
+    watchdogs = {"deployments/ray_guard/watchdog.py"} & found.keys()
+    assert set(found) == {"runtime/interpreter.py"} | watchdogs | questions
     assert all('(sys.executable, "-P", "-c"' in found[name] for name in questions)
 
 

@@ -94,17 +94,3 @@ def test_the_drawn_nodes_are_drafted_each_seeing_its_ancestors(depth: int, packe
     assert tree.depths[0].tolist() == [0, *map(len, paths), *[0] * (len(PATHS) - len(paths))]
     for level in seen[:1]:
         assert level.token_ids[0, :2].tolist() == [ranked(5)[0], ranked(5)[2]], "those that are expanded"
-
-
-def test_a_candidate_that_may_not_follow_keeps_its_place_and_weighs_nothing():
-    growth = Growth(SpeculationConfig.of_tree(StaticTree.parse([[0], [1], [1, 0]])), torch.arange(VOCAB))
-    zeros, roots = torch.zeros(1, dtype=torch.int64), torch.tensor([5])
-    allowed = torch.zeros(1, 2, dtype=torch.int32)
-    only = ranked(5)[0]
-    allowed[0, only // 32] = 1 << only % 32
-    start = Roots(zeros, roots, zeros.expand(2, 1), zeros.float(), zeros, allowed)
-    tree = growth.grow(start, logits_of(roots[:, None]), lambda level: logits_of(level.token_ids))
-    assert tree.num_valid.tolist() == [4]
-    assert tree.token_ids[0, 1] == only
-    assert torch.isfinite(tree.scores).all()
-    assert tree.scores[0, 2:].exp().max() < 1e-6

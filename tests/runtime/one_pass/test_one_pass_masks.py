@@ -1,4 +1,4 @@
-"""One-pass heads draft behind a root what a grammar allows."""
+"""Drafts of one-pass heads follow the grammar after the root."""
 
 import pytest
 import torch
