@@ -74,7 +74,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.list:
         for name in FEATURES:
-            print(f"{name:15} {num_places(name):3} files beside its own")
+            others = ", ".join(sorted(without({name}) - {name}))
+            print(f"{name:18} {num_places(name):3} files beside its own{others and '; goes with it: '}{others}")
     runs = [{name} for name in FEATURES] if args.each else []
     runs += [set(args.names)] if args.names else []
     runs += [set(FEATURES)] if args.all else []
@@ -311,10 +312,12 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 def num_places(name: str) -> int:
-    """Files of the source, beside a feature's own, that have its name as a word of a module's path or of a string."""
-    own = files_of({name})
-    files = [path for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if path.relative_to(ROOT) not in own]
-    return sum(any(name in used.split(".") for used in imports_of(path, ROOT)) for path in files)
+    """Files of the source that name a module of the feature and stay when the feature is deleted."""
+    own, gone = files_of({name}), files_of(without({name}))
+    modules = {".".join(("wingbeat", *path.with_suffix("").parts)).removesuffix(".__init__") for path in own}
+    files = (path for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if path.relative_to(ROOT) not in gone)
+    used = ({name for found in imports_of(path, ROOT) for name in (found, found.rpartition(".")[0])} for path in files)
+    return sum(not modules.isdisjoint(names) for names in used)
 
 
 if __name__ == "__main__":
