@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.deployments.engine_in_process import build_in_process
+from tests.needs import needs
 from tests.optional import kept
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -231,6 +232,7 @@ MEANT: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.few(4)
+@needs("config_values")
 @pytest.mark.parametrize("spelling", MEANT)
 def test_fields_that_are_clear_are_read_as_they_were_meant(spelling: str, tiny_model: Path, tmp_path: Path):
     shutil.copytree(tiny_model, tmp_path / "model")
