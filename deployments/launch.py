@@ -28,7 +28,7 @@ from wingbeat.deployments.host_names import url_of
 from wingbeat.deployments.parts import first_result, hooks
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.refused_start import refusal
-from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
+from wingbeat.deployments.start_up import StartUp, curl_command, new_start_up, ready_facts
 from wingbeat.deployments.start_watch import StartWatch
 from wingbeat.deployments.stop_signals import StopSignals
 from wingbeat.runtime.tokenizer_file import has_chat_template
@@ -313,7 +313,7 @@ def serve_until_stopped(
         StartError: the application could not start, or has failed and Serve will not retry.
     """
     signals = StopSignals()
-    start_up = StartUp() if start_up is None else start_up
+    start_up = new_start_up() if start_up is None else start_up
     application = ServedApplication(config, host, port, signals, start_up, address, detach)
     signals.install()
     try:

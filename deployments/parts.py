@@ -39,6 +39,7 @@ The command and HTTP:
   launcher; arguments are the folder of the session and Ray's processes by name.
 - `option_panel(config_class)`: function from a setting's name to the title of its group in help, or None;
   `option_place(parameter)`: sort key of an option in help; `command_class`: class of commands that shows the groups.
+- `start_up()`: a `start_up.StartUp` that shows more of a start.
 - `add_commands(app)`: adds commands of `wingbeat`, see `cli.main`.
 - `words_of_serve(args, settings)`: translates the arguments of `wingbeat serve` to options of `settings`; returns
   the options, and a line about each argument that is ignored.
@@ -129,20 +130,10 @@ PARTS = (
     *("start_checks", "memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings"),
     *("learning", "grammars", "ranks", "embeddings", "api.tokens", "api.token_generation", "api.description"),
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
-    *(
-        "round_traces",
-        "prefixes",
-        "rollouts",
-        "rollouts.ipc",
-        "weights",
-        "two_nodes",
-        "gpu_memory",
-        "shared_drafters",
-        "vllm_words",
-    ),
+    *("round_traces", "prefixes", "rollouts", "rollouts.ipc", "weights", "two_nodes", "gpu_memory", "shared_drafters"),
     *("vllm_words", "several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics"),
     *("cpu_activations", "suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
-    *("help_panels", "repeated_lines", "api.template_forms", "api.load"),
+    *("help_panels", "repeated_lines", "api.template_forms", "api.load", "progress"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

@@ -123,6 +123,7 @@ FEATURES = {
     "vocabulary_pieces": Feature(("runtime/vocabulary_pieces.py",)),
     "template_forms": Feature(("deployments/api/template_forms", "tests/deployments/api/test_template_forms.py")),
     "load": Feature(("deployments/api/load", "tests/deployments/api/endpoints/test_load.py"), words=("/load",)),
+    "progress": Feature(("deployments/progress", "tests/deployments/progress")),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
         ("deployments/front_door", "tests/deployments/front_door"),

@@ -14,7 +14,7 @@ from wingbeat.deployments.cli.options import UserError, model_command, option_na
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
 from wingbeat.deployments.options.panel_titles import CLUSTER
 from wingbeat.deployments.parts import first_result, hooks
-from wingbeat.deployments.start_up import StartUp
+from wingbeat.deployments.start_up import new_start_up
 
 USAGE_ERROR = 2
 
@@ -109,7 +109,7 @@ def _serve(
     """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, after which running requests are completed."""
     if log_level is not None:
         os.environ[LEVEL_VARIABLE] = log_level.value  # the processes that Ray starts inherit it
-    start_up = StartUp()
+    start_up = new_start_up()
     try:
         start_up.event("checking the settings and the files")
         # In a cluster that is joined, GPU shares are chosen only after joining it, from the number of GPUs that Ray

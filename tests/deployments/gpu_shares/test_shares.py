@@ -1,11 +1,9 @@
 """GPU shares that an application takes where its settings leave them open, and the lines that report them."""
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from wingbeat.deployments import app, launch
 from wingbeat.deployments.app_config import AppConfig
@@ -145,7 +143,8 @@ def test_shares_left_open_are_taken_of_the_gpus_that_ray_counts_and_said_in_one_
     monkeypatch.setattr(launch, "hooks", lambda name: hooks(name) if name == "take_gpus" else ())
     monkeypatch.setattr(shares, "gpus_of_cluster", lambda: [[], [FREE]])
     monkeypatch.setattr(launch, "build_at", lambda config, door: config)
-    output = io.StringIO()
-    ServedApplication(AppConfig(), start_up=StartUp(Console(file=output))).start()
+    output, start_up = [], StartUp()
+    monkeypatch.setattr(start_up, "write", output.append)
+    ServedApplication(AppConfig(), start_up=start_up).start()
     assert taken_by(Placed(fake.application, None)) == (0.7, 0.3, "cuda")
-    assert output.getvalue().count("aking 0.7 of a GPU for the verifier and 0.3 for the drafter") == 1
+    assert "\n".join(output).count("aking 0.7 of a GPU for the verifier and 0.3 for the drafter") == 1
