@@ -25,6 +25,7 @@ from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOu
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.protocol.ends import VerifierEnd
     from wingbeat.runtime.rollouts.head_update import HeadUpdate
     from wingbeat.runtime.scheduling.maskers import CompiledGrammar
 
@@ -62,6 +63,8 @@ class RolloutEngine:
         self._paused = self._draining = False
         self._drained: list[Future[OperationResult]] = []
         self._asleep: set[str] = set()
+        self._came_asleep: VerifierEnd | None = None
+        """Channel of a drafter that is attached at the end of the sleep."""
         self._later: dict[str, tuple[Request, CompiledGrammar | None]] = {}
         """Requests that arrived during a drain (a pause in mode `wait`) and wait for its end."""
         self._outputs: list[RequestOutput] = []
@@ -81,6 +84,25 @@ class RolloutEngine:
     @tell_round.setter
     def tell_round(self, tell: Callable[[int, list[str]], object]) -> None:
         self.inner.tell_round = tell
+
+    @property
+    def drafter_state(self) -> str:
+        """See `ServedEngine.drafter_state`."""
+        return "attached" if self._came_asleep is not None else self.inner.drafter_state
+
+    def attach_drafter(self, end: "VerifierEnd") -> None:
+        """See `Engine.attach_drafter`; a sleeping engine attaches the drafter at the end of the sleep, because it may
+        run passes of the verifier to measure their cost.
+        """
+        if self._asleep:
+            self._came_asleep = end
+        else:
+            self.inner.attach_drafter(end)
+
+    def detach_drafter(self) -> None:
+        """See `DrafterClient.detach`."""
+        self._came_asleep = None
+        self.inner.detach_drafter()
 
     @property
     def is_held(self) -> bool:
@@ -288,6 +310,9 @@ class RolloutEngine:
                 raise WrongOrder(f"the device has no memory for the {tag}: {error}") from None
             self._asleep.discard(tag)
         if not self._asleep:
+            if (end := self._came_asleep) is not None:
+                self._came_asleep = None
+                self.inner.attach_drafter(end)
             self.resume()
 
     def is_sleeping(self) -> bool:

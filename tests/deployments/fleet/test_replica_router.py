@@ -50,6 +50,24 @@ def test_calls_reach_the_engine_they_name_until_it_is_dead():
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
+def test_a_call_does_not_wait_for_the_queue_of_a_replica_that_is_slow_to_tell_it():
+    """Serve's limit for that answer is a second; a call that waited for it would reach its own limit, 30 s."""
+
+    class SlowReplica(FakeReplica):
+        async def get_queue_len(self, *, deadline_s: float) -> int:
+            await asyncio.sleep(2.0)
+            return 0
+
+    async def scenario() -> None:
+        router = EngineRequestRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA)
+        router.update_replicas([SlowReplica("a"), FakeReplica("b")])
+        assert await asyncio.wait_for(chosen(router, "a"), 1.0) == "a"
+        router.on_replica_actor_died(ReplicaID("a", DEPLOYMENT))
+        assert await chosen(router, "a") == "b"
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
 def test_the_last_engine_answers_while_it_is_stopped():
     async def scenario() -> None:
         router = EngineRequestRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA)

@@ -197,6 +197,23 @@ def test_weights_that_slept_have_to_come_again():
     assert held.tell("weight_checksums").conflict == "the weights are being updated"
 
 
+def test_a_drafter_that_comes_during_a_sleep_is_attached_at_its_end(monkeypatch: pytest.MonkeyPatch):
+    """Measuring its costs runs passes, for which a sleeping engine has no memory."""
+    held, attached = Held(), []
+    monkeypatch.setattr(held.engine.inner, "attach_drafter", attached.append)
+    held.do("sleep", 1)
+    held.engine.attach_drafter("first")
+    assert (attached, held.engine.drafter_state) == ([], "attached")
+    held.engine.detach_drafter()
+    assert held.engine.drafter_state == "none"
+    held.engine.attach_drafter("second")
+    held.do("wake_up", ["weights"])
+    assert attached == []
+    held.do("wake_up")
+    held.engine.attach_drafter("third")
+    assert attached == ["second", "third"]
+
+
 def packed(most: int) -> list[torch.Tensor]:
     """Pack tensors as vLLM's trainers do: a pack ends once it exceeds `most` bytes."""
     pieces: list[list[torch.Tensor]] = [[]]
