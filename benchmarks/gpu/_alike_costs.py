@@ -54,7 +54,7 @@ def attention(reqs: int, nodes: int, alike: bool) -> Cost:
     tile = fixed_tile(torch.bfloat16, DIM, LIMITS) if alike else tile_config(torch.bfloat16, DIM, rows, LIMITS)
     each = triton.cdiv(rows, tile.block_rows) * KV_HEADS
     filling = LIMITS.num_sms * LIMITS.resident_programs(tile.shared_bytes, 1, tile.num_warps)
-    splits = FIXED_SPLITS if alike else choose_splits(reqs, each, filling, tile.block_keys)
+    splits = FIXED_SPLITS if alike else choose_splits(reqs, each, filling, tile)
     launched = splits.launched(reqs, TABLE, choose_num_splits(each, filling) if alike else splits.most) * each
     length = CONTEXT + nodes
     count = splits.at_most(length)

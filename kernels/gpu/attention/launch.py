@@ -132,7 +132,7 @@ def tree_attention(
         device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
         if splits is None:
             split_bytes = 4 * split_size(num_query, num_heads, value_dim)
-            splits = choose_splits(num_reqs, num_programs, device_programs, config.block_keys, split_bytes)
+            splits = choose_splits(num_reqs, num_programs, device_programs, config, split_bytes)
         if sliding_window is not None and not alike:
             num_new = num_query if mask_words is None else positions.shape[1]
             max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
@@ -295,7 +295,7 @@ def partial_bytes(
     device_programs = limits.num_sms * limits.resident_programs(config.shared_bytes, 1, config.num_warps)
     num_programs = triton.cdiv(num_rows, config.block_rows) * heads[1]
     split_bytes = 4 * split_size(rows[1], heads[0], dims[1])
-    splits = choose_splits(rows[0], num_programs, device_programs, config.block_keys, split_bytes)
+    splits = choose_splits(rows[0], num_programs, device_programs, config, split_bytes)
     return 4 * workspace_size(splits.at_most(max_keys), *rows, heads[0], dims[1])
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from wingbeat.kernels.gpu.attention.tiles import TileConfig
 from wingbeat.kernels.launching import wait_for_launch
 
 MAX_SPLITS = 128
@@ -16,6 +17,9 @@ _MIN_TILES_PER_SPLIT = 2
 # the others are then split further. If the first splits fill a fraction of the device, this number is multiplied by the
 # fraction. Tuned on an H100.
 _KEYS_OF_A_FULL_DEVICE = 2048
+# Rows of a tile above which splits are longer if the first splits fill the device more than once: writing and merging
+# the results of 128 rows takes about a tenth of the time of 2048 keys.
+_LOW_ROWS = 64
 # Number of programs for further splits, as a multiple of the number that fills the device. With fewer programs, most of
 # the device waits while the last programs run; with more programs, many programs have no work when requests are short.
 _DEVICES = 4
@@ -62,7 +66,7 @@ single request to use the device, and long enough for a large batch."""
 
 
 def choose_splits(
-    num_reqs: int, num_programs: int, device_programs: int, block_keys: int, split_bytes: int = 0
+    num_reqs: int, num_programs: int, device_programs: int, tile: TileConfig, split_bytes: int = 0
 ) -> Splits:
     """Chooses splits that fill the device, both with a single long request and with a large batch, and whose results
     take at most MOST_BYTES.
@@ -71,14 +75,14 @@ def choose_splits(
         num_reqs: requests of the launch, rounded up to a power of two, because captured rounds contain padding.
         num_programs: programs of one request without splitting: KV heads * row tiles.
         device_programs: programs that the device runs at once.
-        block_keys: keys of a tile.
+        tile: tile of rows and keys.
         split_bytes: bytes of the result of one split of one request.
     """
     num_reqs = triton.next_power_of_2(num_reqs)
-    filled = min(num_reqs * num_programs / device_programs, 1.0)
-    tiles = max(round(_KEYS_OF_A_FULL_DEVICE * filled / block_keys), _MIN_TILES_PER_SPLIT)
+    filled = min(num_reqs * num_programs / device_programs, max(tile.block_rows / _LOW_ROWS, 1.0))
+    tiles = max(round(_KEYS_OF_A_FULL_DEVICE * filled / tile.block_keys), _MIN_TILES_PER_SPLIT)
     held = MOST_BYTES // max(num_reqs * split_bytes, 1)
-    return Splits(max(min(choose_num_splits(num_programs, device_programs), held), 1), tiles * block_keys)
+    return Splits(max(min(choose_num_splits(num_programs, device_programs), held), 1), tiles * tile.block_keys)
 
 
 def merged_heads(num_rows: int, num_heads: int) -> int:

@@ -103,7 +103,7 @@ def launch(num_reqs: int, width: int, splits: Splits, num_query: int = 1) -> Non
 def test_a_launch_fills_the_device_a_few_times_and_not_once_for_each_split_of_the_table(launched, num_reqs, max_keys):
     """A captured launch has no lengths, only tables as wide as the longest context."""
     at_once = KNOWN["H100"].num_sms * 3
-    splits = choose_splits(num_reqs, 8, at_once, 64)
+    splits = choose_splits(num_reqs, 8, at_once, TileConfig(16, 64, 4, 5, 0))
     launch(num_reqs, max_keys // 16, splits)
     (programs,), (merged, heads) = launched
     each = splits.at_most(max_keys)

@@ -15,7 +15,9 @@ from wingbeat.kernels.gpu.attention.splits import (
     merged_heads,
     split_size,
 )
-from wingbeat.kernels.gpu.attention.tiles import device_tiles, tile_config
+from wingbeat.kernels.gpu.attention.tiles import TileConfig, device_tiles, tile_config
+
+LOW, HIGH = TileConfig(16, 64, 4, 5, 0), TileConfig(128, 64, 8, 5, 0)
 
 
 @pytest.mark.parametrize("device_programs", [1, 58, 132, 396])
@@ -29,16 +31,24 @@ def test_splits_of_one_request_fill_the_device_and_no_more(device_programs):
 
 def test_one_request_of_llama_fills_the_device():
     """Llama-3.1-8B at batch 1 and 8k context: 8 KV heads, two programs on each of 132 multiprocessors."""
-    splits = choose_splits(1, 8, 264, 64)
+    splits = choose_splits(1, 8, 264, LOW)
     assert 0.8 * 264 <= 8 * splits.at_most(8192) <= 264
 
 
 def test_splits_are_long_where_many_requests_fill_the_device_and_short_where_one_does():
     """They are whole tiles, alike for all numbers of requests that one captured round serves."""
-    keys = {num_reqs: choose_splits(num_reqs, 8, 264, 64).least_keys for num_reqs in (1, 4, 16, 17, 31, 32, 128)}
+    keys = {num_reqs: choose_splits(num_reqs, 8, 264, LOW).least_keys for num_reqs in (1, 4, 16, 17, 31, 32, 128)}
     assert keys == {1: 128, 4: 256, 16: 1024, 17: 1984, 31: 1984, 32: 1984, 128: 2048}
-    assert choose_splits(128, 8, 264, 64).at_most(2048) == 1
-    assert choose_splits(128, 8, 264, 64).at_most(2049) == 2
+    assert choose_splits(128, 8, 264, LOW).at_most(2048) == 1
+    assert choose_splits(128, 8, 264, LOW).at_most(2049) == 2
+
+
+def test_splits_of_high_tiles_are_twice_as_long_where_the_batch_fills_the_device_twice():
+    """Pieces of prompts, each a tile of 128 rows of Llama-3.1-8B: a round of 2,048 tokens at a context of 32k writes 8
+    results a row where it wrote 16."""
+    keys = {num_reqs: choose_splits(num_reqs, 8, 132, HIGH).least_keys for num_reqs in (1, 8, 16, 32, 64, 128)}
+    assert keys == {1: 128, 8: 1024, 16: 1984, 32: 3968, 64: 4096, 128: 4096}
+    assert choose_splits(64, 8, 132, HIGH).at_most(32768) == 8
 
 
 @pytest.mark.parametrize(("num_rows", "num_heads"), [(1, 32), (512, 32), (1024, 32), (100_000, 32), (7, 1)])
@@ -97,15 +107,15 @@ SPLIT_MIB = {
     (1, 8): (4, 4),
     (64, 1): (4, 43),
     (64, 8): (32, 234),
-    (34, 60): (128, 128),
+    (34, 60): (64, 128),
     (128, 16): (129, 226),
     (256, 8): (129, 226),
-    (64, 32): (129, 226),
+    (64, 32): (64, 226),
     (312, 32): (0, 0),
 }
 """MiB of split results of Llama-3.1-8B on an H100 by requests and rows, with contexts of 8k and of 128k. The last two
 rows are a round of 2,048 prompt tokens, and the largest round of prompts of 256 sequences. Without the limit, the
-second numbers of the last five rows were 257, 935, 935, 484 and 2358, and the first number of the last row 629."""
+second numbers of the last five rows were 257, 935, 935, 484 and 2358, and the first 629 in the last row."""
 
 
 @pytest.mark.parametrize("rows", SPLIT_MIB, ids=str)
@@ -127,5 +137,5 @@ def test_no_batch_and_no_length_takes_more_and_the_bound_leaves_splits_that_fill
             tile = tile_config(torch.bfloat16, dim, rows, limits)
             programs, at_once = -(-rows // tile.block_rows) * heads[1], limits.num_sms * 3
             split_bytes = 4 * split_size(num_query, heads[0], dim)
-            most = choose_splits(num_reqs, programs, at_once, tile.block_keys, split_bytes).most
+            most = choose_splits(num_reqs, programs, at_once, tile, split_bytes).most
             assert most * num_reqs * programs >= 0.6 * min(at_once, num_reqs * programs * MAX_SPLITS)
