@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -183,6 +184,11 @@ class Drafter(ABC):
     """Device on which the drafter runs; batches are moved there."""
     needs: DrafterNeeds = DrafterNeeds()
     """Requirements on the verifier; by default the drafter needs only tokens."""
+    stage_s: Mapping[str, float] = MappingProxyType({})
+    """Device seconds of stages within captured passes, as in `DraftStages.stage_s`; empty if none is measured.
+
+    Not every pass is measured, so only the ratios of these times are meaningful.
+    """
     trained_positions: int | None = None
     """Longest context that the weights were trained for, in tokens; None if there is no such limit."""
 
@@ -258,14 +264,6 @@ class Drafter(ABC):
     @property
     def stage_counts(self) -> dict[str, int]:
         """Replay counts per stage, as in `GraphStats.counts`; empty if nothing is captured."""
-        return {}
-
-    @property
-    def stage_s(self) -> dict[str, float]:
-        """Device seconds of stages within captured passes, as in `DraftStages.stage_s`; empty if none is measured.
-
-        Not every pass is measured, so only the ratios of these times are meaningful.
-        """
         return {}
 
     on_committed: Callable[[], object] = staticmethod(lambda: None)

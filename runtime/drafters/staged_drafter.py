@@ -67,11 +67,6 @@ class StagedDrafter(Drafter):
         return {} if self.graph_stats is None else self.graph_stats.counts()
 
     @property
-    def stage_s(self) -> dict[str, float]:
-        """See `Drafter.stage_s`."""
-        return {} if self._stages is None else self._stages.stage_s
-
-    @property
     def trees_by_slot(self) -> TokenTree | None:
         """See `Drafter.trees_by_slot`."""
         return None if self._stages is None else self._stages.trees
@@ -90,7 +85,7 @@ class StagedDrafter(Drafter):
             # stages and their runners form a reference cycle; collecting it frees the old graphs' memory for the new
             # graphs
             gc.collect()
-            self._stages = DraftStages(
+            self._stages = stages = DraftStages(
                 self._commit_decodes,
                 self._draft,
                 self.growth,
@@ -100,6 +95,7 @@ class StagedDrafter(Drafter):
                 reads_history=self.reads_history,
                 moves=self._moves,
             )
+            self.stage_s = stages.stage_s
         if moved and self.device.type == "cuda":
             self._warm_up(spec)
 

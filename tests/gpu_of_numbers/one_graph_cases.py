@@ -23,7 +23,7 @@ PROMPTS = random_prompts((5, 9, 4))
 WAYS = {
     "greedy": [{"temperature": 0.0}] * 3,
     "tempered": [{"temperature": 0.0}, {"temperature": 0.9, "seed": 5}, {"temperature": 0.7, "seed": 6}],
-    "one with rules": [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 5}, {"temperature": 0.0}],
+    "one with rules": [{"temperature": 0.9, "top_p": 0.9, "seed": 5}, {"temperature": 0.0}, {"temperature": 0.0}],
 }
 
 

@@ -26,6 +26,7 @@ from wingbeat.cluster.channels.tcp.remote_connection import START_BYTES, Connect
 from wingbeat.cluster.channels.tcp.remote_frames import _Round
 from wingbeat.cluster.channels.tcp.remote_handshake import new_secret
 from wingbeat.cluster.channels.tcp.remote_listener import MOST_PENDING
+from wingbeat.runtime.protocol.messages import REPLY_WORDS
 
 MESSAGE_BYTES = 256
 FRAME = b"trees of round one, as bytes"
@@ -237,7 +238,7 @@ def test_a_truncated_frame_is_never_a_frame(wire: tuple[socket.socket, Connectio
 
 def reply_body(*, round_number: int = 1, incarnation: int = 2, count: int = 1, width: int = 1, slot: int = 0) -> bytes:
     """A well-formed answer of one bare root, or one with something wrong."""
-    numbers = [round_number, incarnation, *[0] * 6, count, width, slot]
+    numbers = [round_number, incarnation, *[0] * (REPLY_WORDS - 2), count, width, slot]
     return np.array(numbers).tobytes() + bytes(3 * 8 + 3 * 8 + 4)
 
 
