@@ -29,6 +29,7 @@ ALLOWED = {
     ("deployments/api/bodies/unserved_fields.py", "_CURRENT.get"): "a context variable",
     ("deployments/api/answers/merging.py", "arrivals.get"): "for choices of a request, each of which ends by a word",
     ("deployments/bench/comparison.py", "*.result"): "the pool tells of its process's end",
+    ("deployments/weights/changing_supervisor.py", "await change.done"): "the supervisor ends it, also with an error",
     ("deployments/front_door/door.py", "socket.recv_fds"): "settimeout before each call",
     ("deployments/fleet/admission.py", "self._over.wait"): "a task that is waited for with a limit",
     ("deployments/fleet/connection.py", "asyncio.wait"): "signs of life, CALL_S each, end the connection",

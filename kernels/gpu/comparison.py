@@ -32,7 +32,7 @@ from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.sampling.reference import best_tokens, choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.forced import Draws
-from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
+from wingbeat.kernels.tree.reference import ancestor_words, pack_mask, path_token_ids, walk_tree
 from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
@@ -236,11 +236,12 @@ def _addresses(device: torch.device, shape: Shape) -> list[Tensor]:
 
 def _grow(device: torch.device, shape: Shape) -> list[Tensor]:
     table, outs = TreeTable(_NUM_REQS, 4, 3, device), []
+    masks = pack_mask(torch.eye(12, dtype=torch.bool, device=device).view(3, 4, 12))
     for level in range(3):
         width = 1 if level == 0 else 4
         scores = -torch.rand(_NUM_REQS, width, 4, generator=torch.Generator().manual_seed(level)) - 0.1
         tokens = torch.arange(_NUM_REQS * width * 4).view(_NUM_REQS, width, 4)
-        outs += table.add_level(level, tokens.to(device), scores.to(device))
+        outs += table.add_level(level, tokens.to(device), scores.to(device), masks[level])
     return [*outs, *table.finalize(torch.tensor([7, 8], device=device), 12)]
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.few(3), pytest.mark.usefixtures("poisoned_memory")]
 class KernelTable(TreeTable):
     """A table that grows by the kernels on any device, as a CUDA table does."""
 
-    def grow(self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor, itself: torch.Tensor) -> Frontier:
+    def grow(self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor, itself: torch.Tensor | None) -> Frontier:
         previous, begin = None if level == 0 else self._frontier, self.level_start(level)
         table = (self._token_ids, self._parents, self._scores)
         self._frontier = triton_tree_growth.add_level(token_ids, log_probs, previous, table, begin, itself)
@@ -76,7 +76,7 @@ def test_no_requests_need_no_launch():
     none = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     table = KernelTable(0, 2, 2, DEVICE)
     candidates = torch.zeros(0, 1, 2, dtype=torch.int64, device=DEVICE)
-    assert table.grow(0, candidates, candidates.float()).scores.shape == (0, 2)
+    assert table.grow(0, candidates, candidates.float(), None).scores.shape == (0, 2)
     assert table.finish(none, 4).parents.shape == (0, 4)
 
 
