@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.few(3), pytest.mark.usefixtures("poisoned_memory")]
 class KernelTable(TreeTable):
     """A table that grows by the kernels on any device, as a CUDA table does."""
 
-    def grow(self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor, itself: torch.Tensor | None) -> Frontier:
+    def grow(
+        self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor, itself: torch.Tensor | None
+    ) -> Frontier:
         previous, begin = None if level == 0 else self._frontier, self.level_start(level)
         table = (self._token_ids, self._parents, self._scores)
         self._frontier = triton_tree_growth.add_level(token_ids, log_probs, previous, table, begin, itself)
