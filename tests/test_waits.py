@@ -49,7 +49,7 @@ ALLOWED = {
     ("deployments/replica/engine_client.py", "self._lost.wait"): "for the end of a process, by its pidfd",
     ("deployments/replica/engine_life.py", "self._process.wait"): "for the end of a process, by its pidfd",
     ("deployments/replica/engine_supervisor.py", "self._changed.wait"): "for an engine; each start has a limit",
-    ("deployments/replica/engine_supervisor.py", "await change.done"): "for an engine; each start has a limit",
+    ("deployments/weights/changing_supervisor.py", "await change.done"): "for an engine; each start has a limit",
     ("deployments/learning/learner_host.py", "self._child.wait"): "for the end of a process, by its pidfd",
     ("deployments/ranks/ray_ranks.py", "asyncio.wait"): "for the end of a rank, which Ray tells",
     ("deployments/ranks/ray_ranks.py", "end.result"): OWN_FINISHED,
