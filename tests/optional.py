@@ -133,6 +133,7 @@ FEATURES = {
     "start_checks": Feature(
         ("deployments/start_checks", "tests/deployments/start_checks"),
         needs=("bound_socket",),
+        words=("a port that is taken", "a host that is none", "an address that is none", "tokenizer pointer"),
     ),
     "memory_check": Feature(
         ("deployments/memory_check", "tests/deployments/memory_check"),
@@ -265,7 +266,7 @@ FEATURES = {
             *("deployments/vllm_words", "tests/deployments/vllm_words", "docs/ray_serve_llm.md"),
             "tests/deployments/suffix_beside/test_sa_config.py",
         ),
-        words=("speculative_config", "enforce_eager"),
+        words=("speculative_config", "enforce_eager", "trusting code"),
     ),
     "several_models": Feature(
         (

@@ -42,15 +42,15 @@ GAP = "verifier, from a reply to its verification"
 """Work of the verifier's thread between a reply and the launch of its verification, while the device is idle."""
 
 LIMITS = {
-    ("plain", 1, "verifier"): (140, 23),
-    ("plain", 16, "verifier"): (470, 22),
-    ("plain", 64, "verifier"): (1526, 22),
-    ("adaptive tree", 1, "verifier"): (251, 81),
-    ("adaptive tree", 16, "verifier"): (706, 79),
-    ("adaptive tree", 64, "verifier"): (2194, 79),
-    ("adaptive tree", 1, "drafter"): (88, 169),
-    ("adaptive tree", 16, "drafter"): (88, 169),
-    ("adaptive tree", 64, "drafter"): (88, 169),
+    ("plain", 1, "verifier"): (145, 23),
+    ("plain", 16, "verifier"): (475, 22),
+    ("plain", 64, "verifier"): (1531, 22),
+    ("adaptive tree", 1, "verifier"): (264, 81),
+    ("adaptive tree", 16, "verifier"): (712, 79),
+    ("adaptive tree", 64, "verifier"): (2200, 79),
+    ("adaptive tree", 1, "drafter"): (97, 164),
+    ("adaptive tree", 16, "drafter"): (97, 164),
+    ("adaptive tree", 64, "drafter"): (97, 164),
     ("adaptive tree", 1, GAP): (32, 3),
     ("adaptive tree", 16, GAP): (62, 3),
     ("adaptive tree", 64, GAP): (158, 3),
@@ -64,9 +64,9 @@ LAUNCHES = {
 }
 """Launches, graphs and uploads, for every batch size."""
 SPREAD = {
-    ("plain", "verifier"): (22, 10),
-    ("adaptive tree", "verifier"): (33, 19),
-    ("adaptive tree", "drafter"): (13, 10),
+    ("plain", "verifier"): (23, 10),
+    ("adaptive tree", "verifier"): (34, 19),
+    ("adaptive tree", "drafter"): (14, 10),
 }
 """Largest number of files entered in a steady captured round, and of types of records passed to functions."""
 
