@@ -270,6 +270,7 @@ class PassWatch:
         """Device seconds of growing trees that are already divided into `_parts_s`."""
         self._parts_s: dict[str, float] = {}
         """Device seconds by name of `Drafter.stage_s`."""
+        self._parts_us = (0,) * len(DRAFT_PARTS)
         self._marks: list[int] = []
         """Host clock, in nanoseconds, at three points of the pass: at the begin, after commit, and after drafting."""
         self._started_ns = 0
@@ -298,7 +299,8 @@ class PassWatch:
         begun, taken_in, drafted = self._marks
         device = self._device.seconds
         levels_s = device.get("levels", 0.0)
-        self._divide(levels_s)
+        if self._drafter.stage_s:
+            self._divide(levels_s)
         commit_s = self._parts_s.get(COMMIT, 0.0)
         return DrafterFigures(
             self._started_ns,
@@ -309,7 +311,7 @@ class PassWatch:
             int(1e6 * (levels_s - commit_s)),
             **self.stage_counts,
             head_version=self.head_version,
-            device_parts_us=self._device_parts_us(),
+            device_parts_us=self._parts_us,
         )
 
     def _divide(self, levels_s: float) -> None:
@@ -319,9 +321,6 @@ class PassWatch:
         self._levels_s = levels_s
         for name, seconds in measured.items() if total else ():
             self._parts_s[name] = self._parts_s.get(name, 0.0) + more * seconds / total
-
-    def _device_parts_us(self) -> tuple[int, ...]:
-        """Returns microseconds by DRAFT_PARTS."""
         parts = dict.fromkeys(DRAFT_PARTS, 0.0)
         *levels, trees = DRAFT_PARTS
         for name, seconds in self._parts_s.items():
@@ -329,7 +328,7 @@ class PassWatch:
                 parts[trees] += seconds
             elif name != COMMIT:
                 parts[levels[min(int(name), len(levels)) - 1]] += seconds
-        return tuple(int(1e6 * seconds) for seconds in parts.values())
+        self._parts_us = tuple(int(1e6 * seconds) for seconds in parts.values())
 
 
 def _passes(pending: Pending) -> list[Pending]:
