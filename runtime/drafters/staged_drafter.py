@@ -103,7 +103,8 @@ class StagedDrafter(Drafter):
         """Run one pass; see `Drafter.draft`. If passes are captured, decodes and trees run in one graph."""
         if self._stages is None or not batch.proposal_slots.numel():
             return super().draft(batch)
-        self._commit_prompts(batch)
+        if batch.chunk_slots:
+            self._commit_prompts(batch)
         self.on_committed()
         return self._stages.propose(batch)
 
@@ -113,7 +114,8 @@ class StagedDrafter(Drafter):
         Chunks are committed first, because a sequence may decode in the same pass that completes the sequence's
         context.
         """
-        self._commit_prompts(batch)
+        if batch.chunk_slots:
+            self._commit_prompts(batch)
         if not batch.decode_slots.numel():
             return
         if self._stages is not None:
@@ -143,10 +145,10 @@ class StagedDrafter(Drafter):
         return
 
     def _commit_prompts(self, batch: DraftBatch) -> None:
-        """Commits the chunks of a batch, if there are any, by captured passes where their inputs allow."""
-        if batch.chunk_slots and self._stages is not None and self._stages.prompts.takes(batch):
+        """Commits the chunks of a batch that has chunks, by captured passes where their inputs allow."""
+        if self._stages is not None and self._stages.prompts.takes(batch):
             self._stages.prompts.commit(batch)
-        elif batch.chunk_slots:
+        else:
             self._commit_chunks(batch)
 
     @abstractmethod

@@ -135,6 +135,7 @@ class PassWatch:
         """Device seconds of growing trees that are already divided into `_parts_s`."""
         self._parts_s: dict[str, float] = {}
         """Device seconds by name of `Drafter.stage_s`."""
+        self._parts_us = (0,) * len(DRAFT_PARTS)
         self._marks: list[int] = []
         """Host clock, in nanoseconds, at three points of the pass: at the begin, after commit, and after drafting."""
         self._started_ns = 0
@@ -163,7 +164,8 @@ class PassWatch:
         begun, taken_in, drafted = self._marks
         device = self._device.seconds
         levels_s = device.get("levels", 0.0)
-        self._divide(levels_s)
+        if self._drafter.stage_s:
+            self._divide(levels_s)
         commit_s = self._parts_s.get(COMMIT, 0.0)
         return DrafterFigures(
             self._started_ns,
@@ -174,7 +176,7 @@ class PassWatch:
             int(1e6 * (levels_s - commit_s)),
             **self.stage_counts,
             head_version=self.head_version,
-            device_parts_us=self._device_parts_us(),
+            device_parts_us=self._parts_us,
         )
 
     def _divide(self, levels_s: float) -> None:
@@ -184,9 +186,6 @@ class PassWatch:
         self._levels_s = levels_s
         for name, seconds in measured.items() if total else ():
             self._parts_s[name] = self._parts_s.get(name, 0.0) + more * seconds / total
-
-    def _device_parts_us(self) -> tuple[int, ...]:
-        """Returns microseconds by DRAFT_PARTS."""
         parts = dict.fromkeys(DRAFT_PARTS, 0.0)
         *levels, trees = DRAFT_PARTS
         for name, seconds in self._parts_s.items():
@@ -194,7 +193,7 @@ class PassWatch:
                 parts[trees] += seconds
             elif name != COMMIT:
                 parts[levels[min(int(name), len(levels)) - 1]] += seconds
-        return tuple(int(1e6 * seconds) for seconds in parts.values())
+        self._parts_us = tuple(int(1e6 * seconds) for seconds in parts.values())
 
 
 def write_reply(end: DrafterEnd, outcome: Outcome, trees: TokenTree, by_slot: TokenTree | None) -> None:

@@ -199,7 +199,8 @@ class GraphPool:
 class _Captured(NamedTuple):
     graph: Any
     outputs: tuple
-    marks: Marks
+    marks: Marks | None
+    """None if the graph holds no events."""
 
 
 class GraphRunner(Generic[InputsT, OutputsT]):
@@ -276,7 +277,8 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         _check_rows(self.stage, "output", device.warm_up(call), bucket.num_reqs)
         try:
             with self.pool.marking() as marks:
-                self._graphs[bucket] = _Captured(*device.capture(marked, self.pool.handle), marks)
+                captured = device.capture(marked, self.pool.handle)
+            self._graphs[bucket] = _Captured(*captured, marks if marks.is_timed else None)
         except BackendLost:
             raise
         except Exception as error:
@@ -324,9 +326,10 @@ class GraphRunner(Generic[InputsT, OutputsT]):
             outputs = self.function(self.inputs(bucket))
             stats.count_eager_run(self.stage)
         else:
-            self.pool.measure(captured.marks)
+            if captured.marks is not None:
+                self.pool.measure(captured.marks)
+                captured.marks.is_pending = True
             self.pool.device.replay(captured.graph)
-            captured.marks.replayed()
             outputs = captured.outputs
             stats.count_replay(self.stage)
         return type(outputs)(*(None if part is None else part[:num_reqs] for part in outputs))

@@ -20,7 +20,13 @@ class Marks:
 
     def __init__(self) -> None:
         self._points: list[tuple[str, Any]] = []
-        self._is_pending = False
+        self.is_pending = False
+        """Whether the graph has been replayed since the marks were read."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there is work between two points."""
+        return len(self._points) > 1
 
     def add(self, name: str, event: Any) -> None:
         """Adds a point to the pass that is being captured; the first point's name is not used."""
@@ -29,17 +35,13 @@ class Marks:
 
     def read(self) -> dict[str, float]:
         """Returns seconds by name of the latest replay; empty if the replay has not finished or was read before."""
-        if not self._is_pending or len(self._points) < 2 or not self._points[-1][1].query():
+        if not self.is_pending or not self._points[-1][1].query():
             return {}
-        self._is_pending = False
+        self.is_pending = False
         seconds: dict[str, float] = {}
         for (_, before), (name, event) in zip(self._points, self._points[1:], strict=False):
             seconds[name] = seconds.get(name, 0.0) + before.elapsed_time(event) / 1e3
         return seconds
-
-    def replayed(self) -> None:
-        """Called when the graph is enqueued."""
-        self._is_pending = True
 
 
 def events_of(device: GraphDevice) -> NewEvent | None:
