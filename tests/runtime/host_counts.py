@@ -66,7 +66,7 @@ LAUNCHES = {
 SPREAD = {
     ("plain", "verifier"): (23, 10),
     ("adaptive tree", "verifier"): (34, 19),
-    ("adaptive tree", "drafter"): (14, 10),
+    ("adaptive tree", "drafter"): (14, 8),
 }
 """Largest number of files entered in a steady captured round, and of types of records passed to functions."""
 
