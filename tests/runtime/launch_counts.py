@@ -332,11 +332,9 @@ def _mixed_counts(gpu: FakeGpu) -> dict[str, int]:
 
 def _mixed_round(gpu: FakeGpu, num_chunks: int, num_graphs: int, num_layers: int = 1) -> int:
     """Launches beside so many graphs: the choice of tokens, and the forward pass where one holds it."""
-    config = engine_config(TREE, 3, max_num_batched_tokens=64, cuda_graphs=True)
+    graphs = True if num_graphs == 2 else "decode_only"
+    config = engine_config(TREE, 3, max_num_batched_tokens=64, cuda_graphs=graphs)
     engine = Engine(verifier(num_layers), config, DrafterNeeds(), FakeGraphDevice(gpu))
-    if num_graphs == 1:
-        shapes = engine.runner.graphs.shapes
-        shapes.update({width: shape._replace(mixed=()) for width, shape in shapes.items()})
     engine.add_request(Request("first", (1, 2, 3), GREEDY))
     engine.step()
     for number in range(num_chunks):
