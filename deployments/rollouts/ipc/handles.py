@@ -16,9 +16,10 @@ from torch import Tensor
 
 from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime
 from wingbeat.cluster.channels.cuda.lent_memory import SYNCHRONISED_S
-from wingbeat.deployments.rollouts.ipc.part import FIELD
 from wingbeat.runtime.rollouts.served_weights import WeightsRefused, shown
 
+FIELD = "ipc_handles"
+"""Field of `update_info` that holds the handles."""
 _Size = Annotated[int, Field(ge=0)]
 
 

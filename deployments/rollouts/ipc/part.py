@@ -9,14 +9,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-FIELD = "ipc_handles"
-
 
 def shared_tensors(
     info: Mapping[str, Any], device: "torch.device", check: "Callable[[str, tuple[int, ...], torch.dtype], object]"
 ) -> "AbstractContextManager[dict[str, Tensor]] | None":
     """Return a context manager of the tensors that `update_info` names by IPC handles; None if it names none."""
-    if FIELD not in info:
+    if "ipc_handles" not in info:
         return None
     from wingbeat.deployments.rollouts.ipc.handles import opened
 
