@@ -19,7 +19,7 @@ from wingbeat.cluster.channels.cuda.lent_memory import SYNCHRONISED_S
 from wingbeat.runtime.rollouts.served_weights import WeightsRefused, shown
 
 FIELD = "ipc_handles"
-
+"""Field of `update_info` that holds the handles."""
 _Size = Annotated[int, Field(ge=0)]
 
 

@@ -15,6 +15,8 @@ from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
 from wingbeat.deployments.rollouts.trainer import _free_port
 from wingbeat.deployments.rollouts.wire import OperationResult
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
+from wingbeat.runtime.rollouts.sleep_memory import FixedMemory
+from wingbeat.runtime.rollouts.virtual_memory import GpuMemoryError
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -195,6 +197,52 @@ def test_weights_that_slept_have_to_come_again():
     held.add()
     assert held.run().texts() == [[]] * len(PROMPTS)
     assert held.tell("weight_checksums").conflict == "the weights are being updated"
+
+
+class Card:
+    """Memory of an engine on a GPU, which others may have filled."""
+
+    problem = None
+    host_is_full = is_full = False
+
+    def free(self, level: int) -> set[str]:
+        if self.host_is_full:
+            raise MemoryError("CUDA error: out of memory")
+        return {"weights", "kv_cache"}
+
+    def restore(self, tag: str) -> None:
+        if self.is_full and tag == "kv_cache":
+            raise GpuMemoryError("cuMemCreate failed: out of memory (CUresult 2)")
+
+
+def test_a_card_without_room_leaves_the_engine_asleep_and_a_host_without_room_awake(by_old):
+    held, card = Held(), Card()
+    held.engine._memory = card
+    held.add()
+    held.run(3).do("pause", "keep")
+    card.host_is_full, card.is_full = True, True
+    told = held.tell("sleep", 1)
+    assert told.conflict == "the weights cannot be kept in host memory: CUDA error: out of memory"
+    assert not held.do("is_sleeping")
+    card.host_is_full = False
+    held.do("sleep", 1)
+    for name in ("start_update", "weight_checksums", "scramble_weights"):
+        assert "wake it up with tags=weights" in held.tell(name).conflict
+    assert held.tell("wake_up").conflict.startswith("the device has no memory for the kv_cache: cuMemCreate failed")
+    assert held.do("is_sleeping")
+    assert held.tell("resume").conflict.startswith("the engine sleeps without its kv_cache")
+    card.is_full = False
+    held.do("wake_up")
+    assert held.run().texts() == by_old
+
+
+def test_memory_that_cannot_be_freed_is_refused_before_anything_is_paused(by_old):
+    held = Held()
+    held.engine._memory = FixedMemory("why")
+    held.add()
+    assert held.tell("check_sleep", 1).refused == "why"
+    held.do("check_sleep", 0)
+    assert held.run().texts() == by_old
 
 
 def test_a_drafter_that_comes_during_a_sleep_is_attached_at_its_end(monkeypatch: pytest.MonkeyPatch):

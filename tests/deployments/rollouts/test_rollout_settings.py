@@ -13,7 +13,9 @@ def test_vllm_s_switch_implies_them():
     config = AppConfig(weight_transfer_config='{"backend": "gloo"}')
     assert changes_weights(config)
     assert config.weight_transfer_config.backend == "gloo"
+    assert config.engine_config().frees_memory
     assert not changes_weights(AppConfig())
+    assert not AppConfig().engine_config().frees_memory
 
 
 @pytest.mark.parametrize(

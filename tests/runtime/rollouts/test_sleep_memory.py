@@ -1,14 +1,18 @@
 """Weights that move to memory which a sleep gives back: everything that uses them moves along."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
 from tests.runtime.models import engine_config, random_model
 from tests.runtime.rollouts.host_driver import HostDriver
+from wingbeat.runtime import pair
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.rollouts import sleep_memory
+from wingbeat.runtime.parts import first_result
+from wingbeat.runtime.rollouts import sleep_memory, virtual_memory
 from wingbeat.runtime.rollouts.served_weights import ServedWeights
-from wingbeat.runtime.rollouts.sleep_memory import DeviceMemory, open_sleeping
+from wingbeat.runtime.rollouts.sleep_memory import DeviceMemory, SleepingBackend, open_sleeping
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -61,3 +65,16 @@ def test_a_card_without_room_leaves_the_weights_in_torch_s_memory(caplog):
     assert type(open_sleeping(loaded, HostDriver(total_bytes=0))) is Backend
     assert "/sleep will be refused" in caplog.text
     assert (ServedWeights(loaded).checksums(), loaded.parts) == (expected, {})
+
+
+def test_a_verifier_on_a_gpu_that_may_sleep_is_loaded_into_such_memory(monkeypatch):
+    loaded = prepare_model(random_model("llama"), "llama")
+    monkeypatch.setattr(pair, "load_verifier", lambda settings, device: loaded)
+    monkeypatch.setattr(virtual_memory, "CudaDriver", HostDriver)
+    settings = SimpleNamespace(engine=engine_config(frees_memory=True), engine_dir=None, spread=None)
+    assert first_result("open_backend", settings, HOST) is None
+    awake = SimpleNamespace(engine=engine_config(), engine_dir=None, spread=None)
+    assert first_result("open_backend", awake, torch.device("cuda", 0)) is None
+    opened, config, backend = first_result("open_backend", settings, torch.device("cuda", 0))
+    assert (opened, config, type(backend)) == (loaded, settings.engine, SleepingBackend)
+    assert loaded.mapped_bytes > 0
