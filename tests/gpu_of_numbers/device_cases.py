@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaConfig, Qwen3MoeConfig, modeling_utils
 
 from tests.gpu_of_numbers.cards import CARDS
 from tests.gpu_of_numbers.device import CUDA, on_host
@@ -16,6 +16,8 @@ from tests.runtime.models import SHAPE
 from wingbeat.kernels.layer.reference import silu_mul
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.protocol.transfer import Download, upload
+from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.layers.linears import widen_logits
 
 MODES: dict[str, Callable[[], Any]] = {"grad": nullcontext, "no-grad": torch.no_grad, "inference": torch.inference_mode}
@@ -83,6 +85,26 @@ def test_memory_is_counted_and_a_card_has_an_end(gpu):
     assert int(large[-1]) == 0
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 31, dtype=torch.uint8, device=CUDA)
+
+
+def test_a_checkpoint_is_converted_and_stacked_on_the_device_without_a_block_for_all_of_it(gpu, tmp_path, monkeypatch):
+    """Experts are files' tensors one by one; the model holds them as one."""
+    blocks: list[Any] = []
+    monkeypatch.setattr(modeling_utils, "caching_allocator_warmup", warm_up := lambda *args: blocks.append(args))
+    config = Qwen3MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+    )  # fmt: skip
+    written = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    written.save_pretrained(tmp_path)
+    file = ConfigFile.read(tmp_path)
+    loaded, expected = (load_weights(file, torch.bfloat16, device=torch.device(where)) for where in (CUDA, "cpu"))
+    assert all(tensor.is_cuda for tensor in (*loaded.parameters(), *loaded.buffers()))
+    for ours, theirs in zip(loaded.parameters(), expected.parameters(), strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert torch.equal(ours.cpu(), theirs)
+    assert not blocks
+    assert modeling_utils.caching_allocator_warmup is warm_up
 
 
 def test_fresh_memory_shows_where_it_is_read(gpu):

@@ -9,6 +9,7 @@ would initialise randomly with a warning are an error here.
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -106,9 +107,16 @@ def check_weights(config: ConfigFile) -> None:
 
 
 def load_weights(
-    config: ConfigFile, dtype: "torch.dtype", packed: Place | None = None, **options: Any
+    config: ConfigFile,
+    dtype: "torch.dtype",
+    packed: Place | None = None,
+    device: "torch.device | None" = None,
+    **options: Any,
 ) -> "PreTrainedModel":
-    """Returns the model with all of its weights, on the host.
+    """Returns the model with all of its weights, on the host unless `device` is a GPU.
+
+    On a GPU, tensors are converted and stacked (the experts of a layer) where they stay: host memory holds one tensor
+    at a time, not a copy of the model. Quantised models are loaded on the host.
 
     Args:
         packed: device and dtype for which quantised weights may stay packed, if kernels can multiply by packed weights;
@@ -118,7 +126,26 @@ def load_weights(
     Raises:
         ModelCheckpointError: as `check_weights`.
     """
-    return _loaded(config, packed, dtype=dtype, **options)
+    if device is None or device.type != "cuda" or config.quantization is not None:
+        return _loaded(config, packed, dtype=dtype, **options)
+    with _without_warm_up():
+        return _loaded(config, packed, dtype=dtype, device_map={"": device}, **options)
+
+
+@contextmanager
+def _without_warm_up() -> "Iterator[None]":
+    """Context manager in which transformers does not allocate the model's memory as one block beforehand.
+
+    torch's allocator could not give back parts of such a block, such as the memory of weights that are joined later.
+    """
+    from transformers import modeling_utils
+
+    warm_up = modeling_utils.caching_allocator_warmup
+    modeling_utils.caching_allocator_warmup = lambda *args, **options: None
+    try:
+        yield
+    finally:
+        modeling_utils.caching_allocator_warmup = warm_up
 
 
 def check_finite(model: "nn.Module") -> None:

@@ -67,7 +67,7 @@ def load_model(
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
     shown = str(dtype).removeprefix("torch.")
     logger.info("reading %.1f GB of weights of %s, to run in %s", num_bytes / 1e9, file.name, shown)
-    model = load_weights(file, dtype, Place(device, dtype) if packed else None).to(device)
+    model = load_weights(file, dtype, Place(device, dtype) if packed else None, device).to(device)
     copy_what_stays(model)
     check_finite(model)
     with one_line(file.name):
