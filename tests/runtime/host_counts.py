@@ -48,9 +48,9 @@ LIMITS = {
     ("adaptive tree", 1, "verifier"): (251, 81),
     ("adaptive tree", 16, "verifier"): (706, 79),
     ("adaptive tree", 64, "verifier"): (2194, 79),
-    ("adaptive tree", 1, "drafter"): (88, 169),
-    ("adaptive tree", 16, "drafter"): (88, 169),
-    ("adaptive tree", 64, "drafter"): (88, 169),
+    ("adaptive tree", 1, "drafter"): (78, 151),
+    ("adaptive tree", 16, "drafter"): (78, 151),
+    ("adaptive tree", 64, "drafter"): (78, 151),
     ("adaptive tree", 1, GAP): (32, 3),
     ("adaptive tree", 16, GAP): (62, 3),
     ("adaptive tree", 64, GAP): (158, 3),
@@ -66,7 +66,7 @@ LAUNCHES = {
 SPREAD = {
     ("plain", "verifier"): (22, 10),
     ("adaptive tree", "verifier"): (33, 19),
-    ("adaptive tree", "drafter"): (13, 10),
+    ("adaptive tree", "drafter"): (13, 8),
 }
 """Largest number of files entered in a steady captured round, and of types of records passed to functions."""
 

@@ -1,4 +1,4 @@
-"""One-pass heads draft behind a root what a grammar allows."""
+"""Drafts of one-pass heads behind a root are tokens that a grammar allows."""
 
 import pytest
 import torch
