@@ -21,8 +21,8 @@ from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.draft_model.model_drafter import ModelDrafter
 from wingbeat.runtime.drafters.base import Drafter
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.one_pass.config import LayerMask, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead

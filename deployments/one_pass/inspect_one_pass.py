@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from wingbeat.runtime.drafters.registry import kind_of
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.load import OnePassCheckpoint, read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.parallel_eagle import read_parallel_config
 from wingbeat.runtime.one_pass.read_config import mask_token_id

@@ -1,5 +1,7 @@
 """Reads a verifier's round as a `DraftBatch`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,33 +51,35 @@ def batch_of(end: DrafterEnd, outcome: Outcome, device: torch.device) -> DraftBa
         longest = int(lens[busy].max()) if busy.numel() else 0
     else:  # the lengths on a GPU are not read, because reading them would synchronise
         longest = header.max_len or end.spec.max_model_len
+    columns = {
+        "decode_positions": outcome.decode_positions[decodes],
+        "decode_num_tokens": outcome.decode_num_tokens[decodes],
+        "decode_token_ids": outcome.decode_token_ids[decodes, :width],
+        "decode_taps": outcome.decode_taps[decodes, :width],
+        "chunk_next_token_ids": outcome.chunk_next_token_ids[chunk_tokens],
+        "chunk_taps": outcome.chunk_taps[chunk_tokens],
+        **{name: getattr(outcome, name) for name in SLOT_COLUMNS},
+    }
+    # Copies to the host must be synchronous, because the next operation reads the copies.
+    how: dict[str, Any] = {"device": device, "non_blocking": not on_cpu}
+    if outcome.decode_taps.device != device:
+        columns = {name: column.to(**how) for name, column in columns.items()}
     rule = first_result("growth_rule", outcome, header) if on_cpu and header.num_proposals else None
-
-    def moved(tensor: Tensor) -> Tensor:
-        # Copies to the host must be synchronous, because the next operation reads the copies.
-        return tensor.to(device, non_blocking=not on_cpu)
-
     return DraftBatch(
+        **columns,
         decode_slots=decode_slots,
-        decode_positions=moved(outcome.decode_positions[decodes]),
-        decode_num_tokens=moved(outcome.decode_num_tokens[decodes]),
-        decode_token_ids=moved(outcome.decode_token_ids[decodes, :width]),
-        decode_taps=moved(outcome.decode_taps[decodes, :width]),
         chunk_slots=chunk_slots,
         chunk_positions=chunk_positions,
         chunk_lens=chunk_lens,
-        chunk_next_token_ids=moved(outcome.chunk_next_token_ids[chunk_tokens]),
-        chunk_taps=moved(outcome.chunk_taps[chunk_tokens]),
         proposal_slots=proposals,
-        **{name: moved(getattr(outcome, name)) for name in SLOT_COLUMNS},
-        token_ids=end.token_ids if end.token_ids.device == device else moved(end.token_ids[:, :longest]),
+        token_ids=end.token_ids if end.token_ids.device == device else end.token_ids[:, :longest].to(**how),
         max_committed_len=longest,
         max_levels=(header.max_levels or None) if header.num_proposals else None,
         growth_rules=() if rule is None else ((slice(0, header.num_proposals), rule),),
         allowed_tokens=_masks(outcome, header, device) if header.has_masks else None,
-        sampling_rules=SamplingRules(*map(moved, outcome.rules)) if header.sampling_rules else None,
+        sampling_rules=SamplingRules(*(rows.to(**how) for rows in outcome.rules)) if header.sampling_rules else None,
         rule_kinds=header.sampling_rules,
-        chunk_inputs=outcome.inputs(chunk_tokens.stop).to(device, not on_cpu) if header.has_inputs else None,
+        chunk_inputs=outcome.inputs(chunk_tokens.stop).to(**how) if header.has_inputs else None,
     )
 
 

@@ -1,20 +1,12 @@
 """The families of draft heads, and the config fields and tensor names by which each family is recognised."""
 
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.heads.files import object_field
 
-
-class OnePassFamily(StrEnum):
-    """Families whose heads draft all their tokens in one pass."""
-
-    DFLASH = "DFlash"
-    DFLASH2 = "DFlash2"
-    DSPARK = "DSpark"
-    JETSPEC = "JetSpec"
-    PEAGLE = "P-EAGLE"
+ONE_PASS = ("DFlash", "DFlash2", "DSpark", "JetSpec", "P-EAGLE")
+"""Families whose heads draft all their tokens in one pass."""
 
 
 class Sign(NamedTuple):
@@ -53,12 +45,12 @@ SIGNS = (
     Sign("xPress", ("xpress",), ("xpress",), ("mix.L",), _projector("xpress")),
     Sign("LiLiCorr", ("lilicorr",), ("lilicorr",), ("relative_slot_bias",), _projector("lilicorr")),
     Sign("DFlare", ("dflare",), ("dflare",)),
-    Sign(OnePassFamily.DFLASH2, ("dflash2",), ("dflash2",), ("candidate_selector.",)),
-    Sign(OnePassFamily.DSPARK, ("dspark",), ("dspark",), ("markov_w1",), lambda raw: "markov_rank" in raw),
-    Sign(OnePassFamily.JETSPEC, ("jetspec",), ("jetspec",), config=lambda raw: bool(_dflash(raw).get("causal_head"))),
-    Sign(OnePassFamily.PEAGLE, ("peagle",), ("peagle", "p_eagle", "p-eagle"), ("mask_hidden",), _drafts_in_parallel),
+    Sign("DFlash2", ("dflash2",), ("dflash2",), ("candidate_selector.",)),
+    Sign("DSpark", ("dspark",), ("dspark",), ("markov_w1",), lambda raw: "markov_rank" in raw),
+    Sign("JetSpec", ("jetspec",), ("jetspec",), config=lambda raw: bool(_dflash(raw).get("causal_head"))),
+    Sign("P-EAGLE", ("peagle",), ("peagle", "p_eagle", "p-eagle"), ("mask_hidden",), _drafts_in_parallel),
     Sign(
-        OnePassFamily.DFLASH,
+        "DFlash",
         ("dflash", "museglimmerassistant"),
         ("dflash",),
         ("encoder.output_norm_enc",),
@@ -92,15 +84,5 @@ def family_told(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
         ):
             return sign.family
     if "fc.weight" in own and "hidden_norm.weight" in own and not any(n.endswith(".hidden_norm.weight") for n in own):
-        return OnePassFamily.DFLASH
+        return "DFlash"
     return None
-
-
-def one_pass_family(raw: Mapping[str, Any], names: Iterable[str]) -> OnePassFamily | None:
-    """The family of a head that drafts in one pass and can be loaded; None for all other checkpoints.
-
-    Raises:
-        CheckpointError: a field that should be an object is not.
-    """
-    told = family_told(raw, names)
-    return OnePassFamily(told) if told in tuple(OnePassFamily) else None

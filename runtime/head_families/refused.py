@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from wingbeat.runtime.head_families.families import OnePassFamily, family_told
+from wingbeat.runtime.head_families.families import ONE_PASS, family_told
 from wingbeat.runtime.heads.files import object_field
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError, is_eagle3, speculators_type
 
@@ -50,9 +50,9 @@ def _refusal(family: str) -> UnsupportedCheckpointError:
     """The error for a checkpoint of a family that cannot be loaded as an EAGLE head."""
     if family == "EAGLE-4":
         return UnsupportedCheckpointError("EAGLE-4 is not supported: its licence allows no independent server")
-    if family in tuple(OnePassFamily):
+    if family in ONE_PASS:
         return UnsupportedCheckpointError(f"{family} drafts in one pass: it is read as a drafter, not as an EAGLE head")
     return UnsupportedCheckpointError(
         f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with Llama, Qwen3 or MLA layers are, "
-        f"and of {', '.join(OnePassFamily)}"
+        f"and of {', '.join(ONE_PASS)}"
     )

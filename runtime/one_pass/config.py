@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.layer import check_attention
+from wingbeat.runtime.one_pass.families import OnePassFamily
 
 DEFAULT_ROPE_THETA = 1e6
 """RoPE base of Qwen3, whose layers these heads use."""

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.head_families.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import (
     CheckpointError,
@@ -29,6 +28,7 @@ from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 from wingbeat.runtime.heads.rotary import turning_order
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.config import OnePassConfig
+from wingbeat.runtime.one_pass.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.read_config import one_pass_conventions, read_one_pass_config
 

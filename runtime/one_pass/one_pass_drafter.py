@@ -27,12 +27,12 @@ from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.contract import Attend, Continuations, HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LayerMask
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, read_tensors
@@ -22,6 +21,7 @@ from wingbeat.runtime.heads.layouts import MODELOPT, SPECULATORS, Layout, Theta,
 from wingbeat.runtime.heads.load import canonical_state, fit_vocabulary
 from wingbeat.runtime.heads.rotary import in_turning_order
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.load import OnePassCheckpoint
 from wingbeat.runtime.one_pass.read_config import check_supported, mask_token_id
 

@@ -9,7 +9,7 @@ drafter_kinds = (
         "one_pass",
         "wingbeat.runtime.one_pass.one_pass_drafter:build_one_pass",
         folder="a one-pass head",
-        claims="wingbeat.runtime.head_families.families:one_pass_family",
+        claims="wingbeat.runtime.one_pass.families:one_pass_family",
         readings="wingbeat.runtime.one_pass.readings:one_pass_readings",
         matches="wingbeat.runtime.one_pass.blocks:block_matches",
     ),

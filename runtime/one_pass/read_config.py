@@ -8,7 +8,6 @@ from typing import Any
 
 from transformers import Qwen3Config
 
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import is_valid, stated
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
@@ -23,6 +22,7 @@ from wingbeat.runtime.one_pass.config import (
     OnePassConfig,
     Slots,
 )
+from wingbeat.runtime.one_pass.families import OnePassFamily
 
 _SLIDING = "sliding_attention"
 _SUBTREES = ("dflash_config", "dspark_config", "eagle_config")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.parallel_eagle import parallel_conventions
 

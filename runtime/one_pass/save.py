@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.conventions import state
 from wingbeat.runtime.heads.layouts import SPECULATORS, file_tensors
 from wingbeat.runtime.heads.save import check_turning, decoder_fields, speculators_fields, token_map, write_checkpoint
 from wingbeat.runtime.one_pass.config import OnePassConfig, Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import names_in_file
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead

@@ -11,11 +11,11 @@ import torch
 import transformers
 
 from wingbeat.runtime.drafters.registry import kind_of
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.parts import first_result, hooks

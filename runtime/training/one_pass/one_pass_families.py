@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.blocks import block_matches
 from wingbeat.runtime.one_pass.config import LayerMask, MarkovConfig, MarkovKind, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.one_pass.save import save_one_pass_head, save_parallel_head

@@ -14,8 +14,8 @@ trained_families = {
 
 def family_of_head(folder: Path) -> str | None:
     """The family of a one-pass head in a folder; None for other heads."""
-    from wingbeat.runtime.head_families.families import one_pass_family
     from wingbeat.runtime.heads.files import read_config, read_shapes
+    from wingbeat.runtime.one_pass.families import one_pass_family
 
     found = one_pass_family(read_config(folder), read_shapes(folder))
     return None if found is None else found.lower()

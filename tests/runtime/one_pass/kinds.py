@@ -13,9 +13,9 @@ from tests.runtime.loaded_kind import Kind, llama
 from tests.runtime.models import HIDDEN_SIZE, VOCAB_SIZE, reference
 from tests.runtime.one_pass.one_pass_world import random_tensors, raw_config, save_head
 from tests.runtime.one_pass.parallel_eagle_world import parallel_config, parallel_tensors
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, MarkovConfig, MarkovKind, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter

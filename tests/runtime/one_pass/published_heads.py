@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.one_pass.config import LayerMask, MarkovConfig, MarkovKind, Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily
 
 DFLASH, DFLASH2, DSPARK, JETSPEC, PEAGLE = (
     getattr(OnePassFamily, name) for name in ("DFLASH", "DFLASH2", "DSPARK", "JETSPEC", "PEAGLE")

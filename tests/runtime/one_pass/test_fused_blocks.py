@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.runtime.heads.test_fused_layer import NUM_ROWS, SHAPE, Attended
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
 

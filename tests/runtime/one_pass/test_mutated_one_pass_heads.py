@@ -10,8 +10,8 @@ from tests.runtime.mutations import Mutation, mutations, some
 from tests.runtime.one_pass.one_pass_drafts import TAPS, TARGET
 from tests.runtime.one_pass.one_pass_world import VOCAB, random_tensors, raw_config, save_head
 from tests.runtime.one_pass.parallel_eagle_world import parallel_config, parallel_tensors
-from wingbeat.runtime.head_families.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.heads.files import CheckpointError, read_config, read_shapes
+from wingbeat.runtime.one_pass.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead, load_parallel_head
 

@@ -3,10 +3,11 @@
 import pytest
 
 from tests.runtime.one_pass.published_heads import DFLASH, DFLASH2, DSPARK, FIVE, PEAGLE, PUBLISHED, Published
-from wingbeat.runtime.head_families.families import family_told, one_pass_family
+from wingbeat.runtime.head_families.families import ONE_PASS, family_told
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError, recognise
 from wingbeat.runtime.one_pass.config import Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.one_pass.load import file_name
 from wingbeat.runtime.one_pass.read_config import read_one_pass_config
 
@@ -146,3 +147,7 @@ def test_a_config_that_cannot_be_read_says_why(fields, message):
 )
 def test_names_of_every_tool_are_one(stored, canonical):
     assert file_name(stored) == canonical
+
+
+def test_each_family_that_is_told_apart_is_a_family_that_is_read():
+    assert sorted(ONE_PASS) == sorted(OnePassFamily)

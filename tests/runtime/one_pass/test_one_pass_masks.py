@@ -1,4 +1,4 @@
-"""Drafts of one-pass heads follow the grammar after the root."""
+"""Drafts of one-pass heads behind a root are tokens that a grammar allows."""
 
 import pytest
 import torch

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.runtime.one_pass.published_heads import DFLASH, DFLASH2, DSPARK, FIVE, JETSPEC, MASK, PEAGLE, qwen3
-from wingbeat.runtime.head_families.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.head_config import conventions, head_config
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError, recognise
+from wingbeat.runtime.one_pass.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.one_pass.read_config import check_supported, read_one_pass_config
 
 HIDDEN, LAYERS = 4096, 36

@@ -7,10 +7,10 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 from tests.needs import needs
 from tests.runtime.tensorrt.draft_parity import latent_config
 from tests.runtime.tensorrt.exported import demo_head
-from wingbeat.runtime.head_families.families import OnePassFamily
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensorrt import builders
