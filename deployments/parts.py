@@ -91,7 +91,8 @@ A replica and its processes:
 - `operations(keepers)`: operations that routers may call on an engine, by name, see `EveryEngine.operate`.
 - `serve_engine(config, engine)`: a `ServedEngine` around the engine; `engine_operations(engine)`: as `operations`.
 - `changes_weights(config)`: True if weights change while they are served, which makes cached keys and values stale.
-- `replica_engines(config, memory, new_life)`: a `ReplicaEngines` with further abilities.
+- `replica_engines(config, store_key, new_life)`: a `ReplicaEngines` with further abilities; replicas of one build of
+  the application have equal `store_key`s.
 - `num_ranks(config)`: processes of each verifier, if there are several.
 - `num_shared_drafters(config)`: number of drafters that verifiers share; `bind_drafters(config, mark)`: their Serve
   application, with `mark` as suffix of deployment names; `launch_drafter(config, bound, channel)`: function that
@@ -130,6 +131,7 @@ PARTS = (
     *("several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
     *("suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
     *("help_panels", "repeated_lines", "api.template_forms", "api.load", "progress"),
+    "refused_models",
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 
