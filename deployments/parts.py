@@ -93,7 +93,8 @@ A replica and its processes:
 - `changes_weights(config)`: True if weights change while they are served, which makes cached keys and values stale.
 - `shared_tensors(info, device, check)`: context manager of the tensors, by name, that an update of weights leaves in
   another process's memory; None if they come in another way. `check` is `ServedWeights.check`.
-- `replica_engines(config, memory, new_life)`: a `ReplicaEngines` with further abilities.
+- `replica_engines(config, store_key, new_life)`: a `ReplicaEngines` with further abilities; replicas of one build of
+  the application have equal `store_key`s.
 - `num_ranks(config)`: processes of each verifier, if there are several.
 - `num_shared_drafters(config)`: number of drafters that verifiers share; `bind_drafters(config, mark)`: their Serve
   application, with `mark` as suffix of deployment names; `launch_drafter(config, bound, channel)`: function that
@@ -134,6 +135,7 @@ PARTS = (
     *("vllm_words", "several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics"),
     *("cpu_activations", "suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
     *("help_panels", "repeated_lines", "api.template_forms", "api.load", "progress"),
+    "refused_models",
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

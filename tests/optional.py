@@ -124,6 +124,7 @@ FEATURES = {
     "template_forms": Feature(("deployments/api/template_forms", "tests/deployments/api/test_template_forms.py")),
     "load": Feature(("deployments/api/load", "tests/deployments/api/endpoints/test_load.py"), words=("/load",)),
     "progress": Feature(("deployments/progress", "tests/deployments/progress")),
+    "refused_models": Feature(("deployments/refused_models", "tests/deployments/refused_models")),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
         ("deployments/front_door", "tests/deployments/front_door"),
@@ -249,7 +250,7 @@ FEATURES = {
             *("tests/e2e/test_ray_data_losses.py", "tests/runtime/packed/test_written_packed.py"),
             "tests/runtime/cpu/layers/test_written_eight_bits.py",
         ),
-        needs=("server_calls", "head_swaps"),
+        needs=("server_calls", "head_swaps", "refused_models"),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),
     "weights": Feature(
@@ -258,7 +259,7 @@ FEATURES = {
             *("tests/deployments/weights", "tests/runtime/test_successor.py", "tests/e2e/test_weights_update.py"),
             "tests/e2e/test_adapters_of_pushed_weights.py",
         ),
-        needs=("server_calls",),
+        needs=("server_calls", "refused_models"),
         words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
     ),
     "vllm_words": Feature(

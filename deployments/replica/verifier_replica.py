@@ -20,7 +20,6 @@ from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import level_at_start, show_log
 from wingbeat.deployments.parts import first_result, hooks
-from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_life import EngineLife
@@ -53,7 +52,7 @@ class Verifier(VerifierBase):
     Args:
         drafters: pool of drafters that all verifiers share; None if this verifier has its own drafter. See
             `bind_drafters` in `wingbeat.deployments.parts`.
-        store_key: key of `ClusterMemory`.
+        store_key: key of values that replicas of this build keep for later replicas; None keeps nothing.
     """
 
     log_level = level_at_start()
@@ -79,8 +78,8 @@ class Verifier(VerifierBase):
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
         self._start = EngineStart(config, self._engine_id, core, gpus, address)
         self._drafters = drafters
-        made_of = config, ClusterMemory(store_key), self._new_life
-        self._loaded: ReplicaEngines = first_result("replica_engines", *made_of) or ReplicaEngines(*made_of)
+        engines: ReplicaEngines | None = first_result("replica_engines", config, store_key, self._new_life)
+        self._loaded = engines or ReplicaEngines(config, self._new_life)
         self._engines = self._loaded.engines
         try:
             with refusals():

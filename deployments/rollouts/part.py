@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from wingbeat.deployments.api.served_models import ServedModels
     from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.replica.cluster_memory import ClusterMemory
     from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
     from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
     from wingbeat.runtime.drafters.worker import DraftWorker
@@ -89,10 +88,11 @@ def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:
     return engine.operations() if hasattr(engine, "init_transfer") else {}
 
 
-def replica_engines(config: "AppConfig", memory: "ClusterMemory", new_life: Any) -> "ReplicaRollouts | None":
+def replica_engines(config: "AppConfig", store_key: str | None, new_life: Any) -> "ReplicaRollouts | None":
     """Return the `ReplicaRollouts` of a replica whose weights operators may change; None without rollouts."""
     if not changes_weights(config):
         return None
+    from wingbeat.deployments.refused_models.cluster_memory import ClusterMemory
     from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
 
-    return ReplicaRollouts(config, memory, new_life)
+    return ReplicaRollouts(config, ClusterMemory(store_key), new_life)

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.cluster_memory import ClusterMemory
+from wingbeat.deployments.refused_models.cluster_memory import ClusterMemory
+from wingbeat.deployments.refused_models.remembering_engines import RememberingEngines
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import Life
-from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 from wingbeat.deployments.rollouts.wire import OperationResult
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _WatchedLife:
             )
 
 
-class ReplicaRollouts(ReplicaEngines):
+class ReplicaRollouts(RememberingEngines):
     """Engines of one replica that operators pause and update."""
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.parts import first_result
-from wingbeat.deployments.replica.cluster_memory import ClusterMemory
+from wingbeat.deployments.refused_models.cluster_memory import ClusterMemory
+from wingbeat.deployments.refused_models.remembering_engines import RememberingEngines
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import Life
-from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 from wingbeat.deployments.weights.changing_supervisor import ChangingSupervisor
 from wingbeat.deployments.weights.push import Refusal, Weights
 from wingbeat.runtime.interpreter import module_command, module_environment
@@ -26,7 +26,7 @@ PUSHED = b"wingbeat weights"
 POLL_S = 0.02
 
 
-class ReplicaWeights(ReplicaEngines):
+class ReplicaWeights(RememberingEngines):
     """Engines of one replica whose weights can be replaced by pushed weights."""
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
@@ -187,3 +187,10 @@ def inspected(folder: Path, served: Path) -> Inspected:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Inspected(problem=f"{folder} cannot be inspected: {last}")
     return Inspected(*json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def replica_weights(
+    config: AppConfig, store_key: str | None, new_life: Callable[[AppConfig, str], Life]
+) -> ReplicaWeights:
+    """Return the engines of a replica; `store_key` is the key of `ClusterMemory`."""
+    return ReplicaWeights(config, ClusterMemory(store_key), new_life)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.cluster_memory import ClusterMemory
+from wingbeat.deployments.refused_models.cluster_memory import ClusterMemory
 from wingbeat.deployments.rollouts import replica_rollouts
 from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
 from wingbeat.deployments.rollouts.shared_tensors import shared_file

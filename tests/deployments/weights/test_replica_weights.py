@@ -23,7 +23,7 @@ from tests.runtime.pushed_folder import BAD, edit, pushed_folder
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.replica.cluster_memory import ClusterMemory
+from wingbeat.deployments.refused_models.cluster_memory import ClusterMemory
 from wingbeat.deployments.weights import replica_weights
 from wingbeat.deployments.weights.push import FleetWeights, Refusal, Weights, WeightsConflict, WeightsRefused
 from wingbeat.runtime.demo import demo_pair
@@ -68,7 +68,7 @@ def keep_by(monkeypatch: pytest.MonkeyPatch, get: Callable[..., bytes | None], p
     monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", get)
     monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_put", put)
     monkeypatch.setattr(
-        "wingbeat.deployments.replica.verifier_replica.ClusterMemory", lambda key: ClusterMemory("build")
+        "wingbeat.deployments.weights.replica_weights.ClusterMemory", lambda key: ClusterMemory("build")
     )
 
 
@@ -192,7 +192,7 @@ def test_weights_that_cannot_be_kept_are_said_to_be_and_pushed_again(folder: Pat
         kept.append(Weights(*json.loads(value)))
 
     keep_by(monkeypatch, lambda key, namespace: None, put)
-    monkeypatch.setattr("wingbeat.deployments.replica.cluster_memory.KEEP_S", 0.3)
+    monkeypatch.setattr("wingbeat.deployments.refused_models.cluster_memory.KEEP_S", 0.3)
 
     async def scenario() -> None:
         async with fleet("a") as pool:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.replica_engines import ReplicaEngines
+from wingbeat.deployments.refused_models.remembering_engines import RememberingEngines
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
@@ -48,7 +48,7 @@ def test_a_refused_model_is_not_loaded_for_the_next_replica(error: Exception, nu
         return Failing(error)
 
     for _ in range(2):
-        replica = ReplicaEngines(AppConfig(), memory, launch)
+        replica = RememberingEngines(AppConfig(), memory, launch)
         with pytest.raises(type(error), match=str(error)):
             asyncio.run(replica.start())
     assert len(launched) == num_launched
