@@ -13,6 +13,7 @@ import torch
 from wingbeat.kernels import choice
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.prompt_stage import SIZES as PROMPT_SIZES
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs_held
@@ -192,7 +193,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             batches = draft_batches(config.max_num_seqs, shape.max_path, shape.draft_top_k)
             # Each depth is captured a second time for requests with sampling rules, which keep both tempered and plain
             # logits.
-            stages = (2 * shape.max_path - 1) * len(batches)
+            stages = (2 * shape.max_path - 1) * len(batches) + len(PROMPT_SIZES)
             drafter += levels + config.max_num_seqs * RULE_BYTES * loaded.vocab_size + stages * GRAPH_BYTES
     logger.info(
         "measured the memory of the largest round: %.0f MiB, of its graphs %.0f MiB, of the drafter's passes %.0f MiB",
