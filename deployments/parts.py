@@ -133,8 +133,8 @@ PARTS = (
     *("api.foreign", "api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans"),
     *("round_traces", "prefixes", "rollouts", "rollouts.ipc", "weights", "two_nodes", "gpu_memory", "shared_drafters"),
     *("vllm_words", "several_models", "one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics"),
-    *("cpu_activations", "suffix_beside", "client_metrics", "front_door", "ray_guard", "live", "load_policy"),
-    *("help_panels", "repeated_lines", "api.template_forms", "api.load", "progress"),
+    *("cpu_activations", "suffix_beside", "client_metrics", "front_door", "ray_guard", "live_settings", "load_policy"),
+    *("help_panels", "repeated_lines", "api.template_forms", "api.load_route", "start_progress"),
     "refused_models",
 )
 """Folders of the installed parts, in the order in which their hooks are called."""

@@ -107,8 +107,9 @@ FEATURES = {
         ),
         needs=("local",),
     ),
-    "live": Feature(
-        ("deployments/live", "tests/deployments/live", "tests/e2e/test_user_config.py"), words=("user_config",)
+    "live_settings": Feature(
+        ("deployments/live_settings", "tests/deployments/live_settings", "tests/e2e/test_user_config.py"),
+        words=("user_config",),
     ),
     "load_policy": Feature(
         (
@@ -122,8 +123,10 @@ FEATURES = {
     "field_names": Feature(("deployments/api/field_names.py",)),
     "vocabulary_pieces": Feature(("runtime/vocabulary_pieces.py",)),
     "template_forms": Feature(("deployments/api/template_forms", "tests/deployments/api/test_template_forms.py")),
-    "load": Feature(("deployments/api/load", "tests/deployments/api/endpoints/test_load.py"), words=("/load",)),
-    "progress": Feature(("deployments/progress", "tests/deployments/progress")),
+    "load_route": Feature(
+        ("deployments/api/load_route", "tests/deployments/api/endpoints/test_load.py"), words=("/load",)
+    ),
+    "start_progress": Feature(("deployments/start_progress", "tests/deployments/start_progress")),
     "refused_models": Feature(("deployments/refused_models", "tests/deployments/refused_models")),
     "bound_socket": Feature(("deployments/bound_socket.py",)),
     "front_door": Feature(
@@ -478,7 +481,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
-        needs=("fleet_names", "kernel_tools", "live", "field_names"),
+        needs=("fleet_names", "kernel_tools", "live_settings", "field_names"),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),

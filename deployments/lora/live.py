@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.live.live_options import LiveOptions
+from wingbeat.deployments.live_settings.live_options import LiveOptions
 from wingbeat.deployments.lora.fleet import AdapterRefused, FleetAdapters
 from wingbeat.deployments.model_front import ModelFront
 

@@ -9,7 +9,7 @@ from tests.deployments.pool_world import LocalEngines, run
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.live.live_options import LiveOptions
+from wingbeat.deployments.live_settings.live_options import LiveOptions
 from wingbeat.deployments.lora import live
 from wingbeat.deployments.lora.fleet import FleetAdapters
 from wingbeat.deployments.lora.live import NamedAdapters

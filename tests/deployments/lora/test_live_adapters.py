@@ -6,7 +6,7 @@ import pytest
 
 from tests.deployments.fleet.test_serve_engines import FakeHandle
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.live.live_options import LiveOptions
+from wingbeat.deployments.live_settings.live_options import LiveOptions
 from wingbeat.deployments.lora.live import NamedAdapters
 from wingbeat.deployments.model_front import ModelFront
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.live.live_options import LiveOptions
+from wingbeat.deployments.live_settings.live_options import LiveOptions
 from wingbeat.deployments.log import set_log_level
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.parts import hooks

@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from wingbeat.deployments.progress.progress import Progress
+from wingbeat.deployments.start_progress.progress import Progress
 
 SO_FAR = r"Loading the model: \d+ s so far"
 

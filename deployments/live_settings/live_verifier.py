@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
-from wingbeat.deployments.live.live_options import LiveLogOptions
+from wingbeat.deployments.live_settings.live_options import LiveLogOptions
 from wingbeat.deployments.log import set_log_level
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor

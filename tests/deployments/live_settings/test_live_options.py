@@ -11,7 +11,7 @@ from tests.needs import needs
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.live import live_verifier
+from wingbeat.deployments.live_settings import live_verifier
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.router import Router

@@ -1,3 +1,0 @@
-"""Hook of `/load`."""
-
-add_routes = "wingbeat.deployments.api.load.load:add_load"
