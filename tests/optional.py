@@ -376,14 +376,14 @@ FEATURES = {
         ),
     ),
     "head_families": Feature(
-        ("runtime/head_families", "tests/runtime/heads/test_other_families.py"), words=("Domino", "Medusa")
+        ("runtime/head_families", "tests/runtime/heads/test_other_families.py"), words=("Domino", "Medusa", "EAGLE-4")
     ),
     "config_values": Feature(
         (
             *("runtime/config_values", "tests/runtime/config_values", "tests/runtime/test_mutated_models.py"),
             *("tests/runtime/heads/test_mutated_heads.py", "tests/runtime/one_pass/test_mutated_one_pass_heads.py"),
         ),
-        words=('hidden_size is "wide"', "num_hidden_layers is -1"),
+        words=('hidden_size is "wide"', "num_hidden_layers is -1", "a field of the wrong kind", "float7"),
     ),
     "belonging": Feature(
         ("runtime/belonging", "tests/runtime/heads/test_belonging.py"), words=("belongs to another verifier",)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.deployments.pool_world import collect, tokens
 from tests.deployments.replica_world import pool_of
+from tests.optional import FEATURES, is_deleted
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import EnginesEnded
 from wingbeat.deployments.replica.engine.build import build_draft_worker
@@ -73,7 +74,7 @@ def test_texts_are_those_of_generate_and_seeded_ones_those_of_plain_decoding(sha
             assert stats["drafter_state"] == "attached"
             assert stats["speculation"]["num_accepted_tokens"] > 0
             assert (report["drafter_place"], report["channel"]) == ("engine", None)
-            assert report["self_test"]["acceptance_length"] > 1
+            assert is_deleted(FEATURES["engine_checks"]) or report["self_test"]["acceptance_length"] > 1
             assert stats["drafter_pid"] == stats["engine_pid"]
 
     asyncio.run(asyncio.wait_for(scenario(), 240))

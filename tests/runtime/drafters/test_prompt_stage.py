@@ -27,7 +27,7 @@ def test_uneven_chunks_are_committed_as_by_eager_passes(kinds, kind, speculation
     world = World(speculation, taps_size(eager), LENS, MIXED)
     slots, trees = world.slots, []
     for drafter in (eager, captured):
-        for part in (*(part for pair in drafter.pool.caches for part in pair), *drafter.pool.extras):
+        for part in (*(part for pair in drafter.pool.caches for part in pair), *getattr(drafter.pool, "extras", ())):
             part.fill_(50.0)
         ends = {slot: int(world.lens[slot]) - 1 for slot in slots}
         cuts = {slot: min(end, 1 + 11 * (index % 4)) for index, (slot, end) in enumerate(ends.items())}

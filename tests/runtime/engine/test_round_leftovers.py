@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from tests.needs import needs
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine, reference
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -58,6 +59,7 @@ def fails_alone(engine, prompt, params):
     assert "OverflowError: unlucky" in run.last[0].failure
 
 
+@needs("masks")
 def test_masks_that_are_late_are_waited_for_where_the_forward_pass_raises(engines, monkeypatch):
     ref, release = reference("llama"), threading.Event()
     engine = engines(ref.loaded)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from tests.optional import FEATURES, is_deleted
 from tests.runtime.models import (
     CHAIN,
     TREE,
@@ -85,7 +86,7 @@ def test_trees(captured, model, kind):
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
     stats = engine.stats()
     assert replays(engine)[1] > 3
-    assert not stats.graphs.eager_runs
+    assert not stats.graphs.eager_runs or is_deleted(FEATURES["prompt_graphs"])
     assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
     # Only sampling looks at values on the CPU, and each way of it is tried once for bare roots and once for trees.
     assert [failure.stage for failure in stats.graphs.failed] == [Stage.BASE_CHOICE] * 4

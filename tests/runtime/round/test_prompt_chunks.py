@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.needs import needs
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, random_prompts, reference
 from tests.runtime.recorded_graphs import RecordingDevice, RepeatingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -44,6 +45,7 @@ def replays(engine) -> int:
     return sum(counts.get(stage, 0) for stage in (Stage.BASE_DECODING, Stage.BASE_VERIFICATION, Stage.BASE_MIXED))
 
 
+@needs("prompt_graphs")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
 def test_decodes_are_replayed_beside_chunks_and_write_the_same(model, overlap):

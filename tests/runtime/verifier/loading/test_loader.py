@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, FalconConfig, T5Config
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from tests.needs import needs
 from tests.runtime.models import (
     HIDDEN_SIZE,
     TREE,
@@ -35,6 +36,7 @@ def test_models_that_would_be_silently_wrong_are_refused_by_name(name):
         prepare_model(model, "x")
 
 
+@needs("model_trial")
 def test_attention_that_differs_from_eager_is_refused(monkeypatch):
     """A model that does something to its attention which is not in the arguments of the attention function."""
     model = random_model("llama")
