@@ -290,7 +290,8 @@ FEATURES = {
         ),
     ),
     "head_families": Feature(
-        ("runtime/head_families", "tests/runtime/heads/test_other_families.py"), words=("Domino", "Medusa")
+        ("runtime/head_families", "tests/runtime/heads/test_other_families.py"),
+        words=("Domino", "Medusa", "efficient_lm_head.weight"),
     ),
     "config_values": Feature(
         (
