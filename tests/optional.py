@@ -376,7 +376,8 @@ FEATURES = {
         ),
     ),
     "head_families": Feature(
-        ("runtime/head_families", "tests/runtime/heads/test_other_families.py"), words=("Domino", "Medusa", "EAGLE-4")
+        ("runtime/head_families", "tests/runtime/heads/test_other_families.py"),
+        words=("Domino", "Medusa", "EAGLE-4", "efficient_lm_head.weight"),
     ),
     "config_values": Feature(
         (
