@@ -66,6 +66,7 @@ def test_forced_paths_of_several_tokens_are_committed_as_by_the_drafters_own_pas
             SHAPES[shape],
             max_num_seqs=2,
             max_model_len=64,
+            max_num_batched_tokens=8,
             num_kv_blocks=16,
             forced_acceptance=ForcedAcceptance.flat(0.7),
         )
