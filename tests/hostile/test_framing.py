@@ -20,6 +20,8 @@ MAX_GROWTH_BYTES = 300 * 10**6
 @pytest.fixture(params=["own", pytest.param("proxy", marks=pytest.mark.slow)])
 def address(request, demo_app, ray_cluster) -> Address:
     """Where the demo pair's router listens, or the proxy before it."""
+    if request.param == "own" and demo_app.own_url is None:
+        pytest.skip("front_door is deleted: the router has no address of its own")
     url = urlsplit(demo_app.own_url if request.param == "own" else f"{ray_cluster}/{demo_app.name}")
     return Address(url.hostname, url.port, url.path)
 

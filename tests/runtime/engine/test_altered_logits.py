@@ -32,12 +32,13 @@ pytestmark = pytest.mark.few(1)
 LENGTH = 40
 EOS = 7
 SHAPES = {"chain": CHAIN, "tree": TREE}
-BAD_WORDS = ((5,),) if is_deleted(FEATURES["masks"]) else ((5,), (60, 60))
+ALONE = is_deleted(FEATURES["masks"])
+"""Whether bad words may only be single tokens."""
 FIELDS = {
     "repetition_penalty": {"repetition_penalty": 1.3},
     "output_penalties": {"presence_penalty": 0.8, "frequency_penalty": 0.6},
     "logit_bias": {"logit_bias": ((3, 4.0), (9, -50.0), (11, 2.5))},
-    "bad_words": {"bad_words": ((5,), (40, 41), (60, 12, 33))},
+    "bad_words": {"bad_words": ((5,),) if ALONE else ((5,), (40, 41), (60, 12, 33))},
     "allowed_token_ids": {"allowed_token_ids": tuple(range(20, 80))},
     "min_tokens": {"min_tokens": 25, "logit_bias": ((EOS, 6.0),), "ignore_eos": False},
     "stop_token_ids": {"stop_token_ids": (50, 51, 52, 53), "min_tokens": 6},
@@ -46,7 +47,7 @@ FIELDS = {
         "presence_penalty": -0.5,
         "frequency_penalty": 0.3,
         "logit_bias": ((3, 2.0), (60, 3.0)),
-        "bad_words": BAD_WORDS,
+        "bad_words": ((5,),) if ALONE else ((5,), (60, 60)),
         "min_tokens": 10,
         "stop_token_ids": (12,),
     },
