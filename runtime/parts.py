@@ -46,6 +46,8 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   `add_nodes_on_host` makes trees as wide as needed, on the host. `trees` is None if no trees arrived.
 - `prompt_shapes(config, batches, most)`: a `prompt_graphs.prompt_shapes.PromptShapes` of captured rounds with prompt
   chunks. `prompt_graphs(graphs, shapes, last_position)`: a `prompt_graphs.prompt_rounds.PromptGraphs`, which runs them.
+- `shown_rounds(drafting)`: a `shown_rounds.shown_rounds.ShownRounds`, which records rounds of requests with `trace`.
+- `recorded_contexts(block_manager, taps_size, dtype)`: an `engine.drafter_context.RecordedContexts`.
 - `deferral(spec, slots)`: buffers of a channel's pairs for the drafter that are sent later, see
   `deferral.deferred_pairs.DeferredPairs`.
 - `text_drafts(config, speculation)`: an `engine.text_drafts.TextDrafts` that builds trees from earlier text beside a
@@ -137,6 +139,7 @@ from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
     *("fused", "experts", "model_trial", "engine_checks", "promises", "deferral", "masks", "prompt_graphs"),
+    *("shown_rounds", "prefixes"),
     *("cpu", "adaptive", "cpu.adaptive", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix"),
     *("suffix_beside", "mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),

@@ -340,6 +340,10 @@ FEATURES = {
             "tests/e2e/test_gpu_benchmarks.py",
         ),
     ),
+    "shown_rounds": Feature(
+        (*("runtime/shown_rounds", "tests/runtime/shown_rounds", "tests/runtime/adaptive/test_forced_drafts.py"),),
+        words=("trace",),
+    ),
     "file_lock": Feature(("runtime/file_lock.py",)),
     "promises": Feature(("runtime/promises", "tests/runtime/promises"), needs=("file_lock",)),
     "model_trial": Feature(("runtime/model_trial", "tests/runtime/model_trial")),

@@ -1,6 +1,6 @@
 """Builds the parts of an engine, such as scheduler, model runner and drafter client, and connects these parts."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -8,7 +8,6 @@ from wingbeat.runtime.config import EngineConfig, asks_for_graphs
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient
-from wingbeat.runtime.engine.drafter_context import RecordedContexts
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
@@ -39,7 +38,8 @@ class EngineParts(NamedTuple):
     runner: ModelRunner
     clock: RoundClock
     policy: Speculation
-    contexts: RecordedContexts
+    contexts: Any
+    """Taps of saved prefixes, see the hook `recorded_contexts`; None if no part saves prefixes."""
     drafting: DrafterClient
     texts: TextDrafts | None
 
@@ -88,7 +88,7 @@ def assemble(
         _check_deterministic(loaded, config, runner)
     policy = first_result("speculation", loaded, runner, config) or Speculation(config.speculation.max_path - 1)
     texts = first_result("text_drafts", config, policy)
-    clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
+    clock, contexts = RoundClock(), first_result("recorded_contexts", block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,
         block_manager=block_manager,

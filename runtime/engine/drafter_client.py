@@ -65,7 +65,7 @@ class DrafterClient(RoundObserver):
         clock: measures the time spent waiting for the drafter.
         inbox: receives arriving trees for the `ModelRunner`.
         features: features of the engine; each feature may move the position at which a replay begins.
-        contexts: recorded taps (verifier hidden states) of saved prefixes, which need no replay.
+        contexts: recorded taps (verifier hidden states) of saved prefixes, which need no replay, if any.
         tell_inputs: see `OutcomeWriter`.
         texts: builds trees from earlier text in place of the drafter's trees; None without text drafts.
     """
@@ -79,7 +79,7 @@ class DrafterClient(RoundObserver):
         clock: RoundClock,
         inbox: Any,
         features: tuple[Feature, ...],
-        contexts: RecordedContexts,
+        contexts: RecordedContexts | None,
         tell_inputs: TellInputs | None,
         texts: TextDrafts | None = None,
     ) -> None:

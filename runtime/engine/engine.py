@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -11,10 +12,11 @@ from wingbeat.runtime.engine.assembly import assemble
 from wingbeat.runtime.engine.clocks import RequestClock
 from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, stages_of, tree_config
-from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
+from wingbeat.runtime.engine.round_counts import RoundCounter
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.metrics import SpeculationMetrics
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
@@ -71,9 +73,10 @@ class Engine:
         # Overlap is off by default with text drafts, because extending a text requires the latest tokens on the host.
         overlaps = loaded.device.type != "cpu" and not self.drafts_from_other_requests
         self.overlap = overlaps if config.overlap is None else config.overlap
-        self.shown = ShownRounds(self.drafting)
-        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
-        self._own_observers = own if parts.texts is None else (*own, parts.texts)
+        self.shown: Any = None
+        """Records the rounds of requests with `trace`; None before the first such request."""
+        own = (self.clock, self.counter, self.requests, self.drafting, self.policy)
+        self._own_observers: tuple[RoundObserver, ...] = own if parts.texts is None else (*own, parts.texts)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
@@ -110,8 +113,22 @@ class Engine:
                 f"{grammar_asked.field} is set, but this engine runs with forced_acceptance, which ignores grammars"
             )
         self.loaded.check(request, self.config.max_num_batched_tokens)
+        if request.params.trace and self.shown is None:
+            self._show_rounds()
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)
+
+    def _show_rounds(self) -> None:
+        """Records the rounds of requests with `trace` from now on.
+
+        Raises:
+            ValueError: no part records rounds.
+        """
+        self.shown = first_result("shown_rounds", self.drafting)
+        if self.shown is None:
+            raise ValueError("speculation.trace is not served here: no part records rounds")
+        self._settle(leave=0)
+        self._own_observers, self._observers = (*self._own_observers, self.shown), (*self._observers, self.shown)
 
     def abort_request(self, request_id: str) -> SpeculationMetrics | None:
         """Drops a request and frees its blocks.
@@ -316,7 +333,7 @@ class Engine:
         self._plan = None
         for observer in self._observers:
             observer.launched(flight)
-        if self.contexts.recording:
+        if self.contexts is not None and self.contexts.recording:
             self.contexts.launched(flight)
         if not self.overlap:
             with self.clock.wait:
@@ -347,7 +364,7 @@ class Engine:
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
         outputs = self.requests.took(self.scheduler.update(decodes, chunks))
         # The outputs are stored before any other code can raise, because the sequences already contain these tokens.
-        self._outputs += self.shown.with_rounds(outputs)
+        self._outputs += outputs if self.shown is None else self.shown.with_rounds(outputs)
         for output in outputs:
             if output.finish_reason is not None:
                 self._ended(output.request_id)

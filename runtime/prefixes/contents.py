@@ -15,8 +15,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
-    from wingbeat.runtime.engine.drafter_context import RecordedContexts
     from wingbeat.runtime.kv.pool import KVCache
+    from wingbeat.runtime.prefixes.recorded_contexts import RecordedContexts
     from wingbeat.runtime.round.rows import KeepingFeature
 
 Contents = dict[str, Tensor]

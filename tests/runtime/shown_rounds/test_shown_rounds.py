@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.models import TREE, engine_config, greedy_params
+from tests.runtime.models import TREE, engine_config, greedy_params, reference
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, random_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -12,6 +12,11 @@ from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request
 
 NUM_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def ref():
+    return reference("llama")
 
 
 def run(ref, params, speculation=TREE, device=None, **limits):
@@ -92,7 +97,7 @@ def test_without_such_requests_nothing_is_fetched(ref, monkeypatch):
     def refuse(parts):
         raise AssertionError("a tree was fetched for nobody")
 
-    monkeypatch.setattr("wingbeat.runtime.engine.round_counts.Download", refuse)
+    monkeypatch.setattr("wingbeat.runtime.shown_rounds.shown_rounds.Download", refuse)
     outputs, _ = run(ref, [greedy_params(NUM_TOKENS)] * 2)
     assert [tokens(mine) for mine in outputs] == [text[:NUM_TOKENS] for text in ref.continuations[:2]]
 

@@ -1,0 +1,1 @@
+"""Rounds of requests that ask for their draft trees."""
