@@ -206,10 +206,14 @@ class RoundCosts:
         draft_s, overhead = self.drafts.seconds(num_reqs, levels, context), self._draft.nearest(num_reqs)
         return draft_s if overhead is None else overhead.added_to(draft_s)
 
-    def doubt(self, num_reqs: int, context: float) -> float:
-        """Returns the relative standard error of the predicted time ratio of drafted rounds to plain rounds."""
-        seen = filter(None, (kind.nearest(num_reqs) for kind in (self._plain, self._verify)))
-        return math.hypot(*(overhead.doubt_s for overhead in seen)) / self.plain_s(num_reqs, context)
+    def doubt(self, num_reqs: int, plain_s: float, drafted_s: float) -> float:
+        """Returns the relative standard error of the predicted time ratio of drafted rounds to plain rounds.
+
+        Args:
+            plain_s, drafted_s: predicted seconds of the two kinds of rounds.
+        """
+        kinds = (self._plain.nearest(num_reqs), plain_s), (self._verify.nearest(num_reqs), drafted_s)
+        return math.hypot(*(overhead.doubt_s / seconds for overhead, seconds in kinds if overhead is not None))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
         """Predicts seconds of a plain round, a draft, and the draft's verification, by number of requests.

@@ -23,11 +23,6 @@ requests a draft.
 """
 PROBE_LOSS = 0.01
 """Maximum fraction of time that probes may cost."""
-DOUBTS = 1.0
-"""Minimum gain over plain decoding, in standard errors, at which drafts are chosen. A margin is needed because the best
-of many noisy estimates is biased upwards, and because a drafter slows the plain rounds that follow its drafts. The
-standard error is taken to be at least `FADE`, the weight of a single observation in an average.
-"""
 
 
 class GrowthLimits(NamedTuple):
@@ -204,7 +199,11 @@ class SpeculationPolicy:
         levels, column = divmod(int(rates[1:].argmax()), rates.shape[1])
         levels += 1
         plain, drafted = float(rates[0, 0]), float(rates[levels, column])
-        self.pays = drafted > plain * (1.0 + DOUBTS * max(self.costs.doubt(num_reqs, mean_context), FADE))
+        tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
+        doubt = self.costs.doubt(num_reqs, num_reqs / plain, num_reqs * tokens / drafted)
+        # Drafts are chosen if they are better by a standard error of the prediction, because the best of many noisy
+        # estimates is biased upwards, and because a drafter slows the plain rounds that follow its drafts.
+        self.pays = drafted > plain * (1.0 + max(doubt, FADE))
         self._token_s = 1.0 / plain, 1.0 / drafted
         self._best = levels, int(self._nodes[column])
         self._prices.clear()
@@ -212,7 +211,6 @@ class SpeculationPolicy:
         self._node_prices.clear()
         # `lost` is the time that a probe round wastes, as a fraction of a round's time. `lost` follows from the tokens
         # of a round and the difference in seconds per token.
-        tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
         # The drafted round's seconds, converted to tokens of plain decoding, less the tokens that are generated without
         # drafts.
         self._break_even = 1.0 + (plain / drafted * tokens - 1.0) * num_reqs / num_drafting

@@ -113,7 +113,7 @@ def test_a_start_tries_everything_and_every_stage_is_captured(gpu, llm):
     assert llm.self_test.passed
     stats = llm.engine.runner.graphs.stats
     assert stats.failed == []
-    assert {stage for stage, _ in stats.captured} == {stage for stage in Stage if stage.startswith("base")}
+    assert {stage for stage, _ in stats.captured} >= {stage for stage in Stage if stage.startswith("base")}
     assert torch.cuda.memory_allocated() > llm.engine.cache.num_blocks * llm.engine.cache.block_bytes
 
 

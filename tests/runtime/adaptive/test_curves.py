@@ -158,12 +158,12 @@ def test_doubt_is_the_standard_error_of_what_was_seen():
             subject.observe(float(numbers.normal(1.0, 0.2)), 0.5, number)
         means.append(subject.value)
     assert np.std(means) < subject.doubt_s < 2 * np.std(means)
-    assert RoundCosts(PASSES, DRAFTS).doubt(4, 0.0) == 0.0
+    assert RoundCosts(PASSES, DRAFTS).doubt(4, 1.0, 2.0) == 0.0
 
 
-def test_doubt_is_relative_to_a_plain_round():
+def test_doubt_is_relative_to_a_round_of_its_kind():
     costs, numbers = RoundCosts(PASSES, DRAFTS), np.random.default_rng(0)
     for _ in range(100):
         behind_draft(costs, float(numbers.normal(6.0, 0.5)), 4, 8)
     plain(costs, 1.0, 4, 100)
-    assert costs.doubt(4, 0.0) == pytest.approx(costs._verify.nearest(4).doubt_s / 1.0)
+    assert costs.doubt(4, 1.0, 6.0) == pytest.approx(costs._verify.nearest(4).doubt_s / 6.0)

@@ -153,7 +153,7 @@ def test_drafts_have_to_be_better_by_more_than_the_doubt_about_it(monkeypatch):
     subject = shown(policy(), 0.5)
     gain = subject.rates(8, 8, 100.0).max() / subject.rates(8, 8, 100.0)[0, 0]
     for doubt, reason in ((0.8 * (gain - 1), Reason.SPECULATE), (1.2 * (gain - 1), Reason.PLAIN)):
-        monkeypatch.setattr(subject.costs, "doubt", lambda num_reqs, context, doubt=doubt: doubt)
+        monkeypatch.setattr(subject.costs, "doubt", lambda num_reqs, plain_s, drafted_s, doubt=doubt: doubt)
         monkeypatch.setattr(subject, "_load", None)
         assert subject.plan(8, 8, 100.0).reason == reason
 
