@@ -59,7 +59,7 @@ ALLOWED = {
     ("deployments/round_traces/part.py", "await events"): "`chrome_trace` limits the recording: LATE_S",
     ("deployments/ray_guard/watchdog.py", "self._process.wait"): "it has been killed",
     ("runtime/engine/engine.py", "*.wait"): OF_THE_DEVICE,
-    ("runtime/engine/round_counts.py", "*.wait"): OF_THE_DEVICE,
+    ("runtime/shown_rounds/shown_rounds.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/grammar/trial.py", "process.wait"): "it has been killed",
     ("runtime/grammar/worker.py", "socket.recv_fds"): "ends with the other end of the socket",
     ("runtime/prefixes/prefix_keeper.py", "done.result"): OWN_FINISHED,
