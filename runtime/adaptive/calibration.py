@@ -12,7 +12,7 @@ import torch
 from wingbeat.runtime.adaptive.curves import DraftCurve, PassCurve
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
-from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.graphs.graph_device import GraphDevice, replay_ms
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
@@ -130,23 +130,3 @@ def _least_s(run: Callable[[], object]) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
-
-
-def replay_ms(step: Callable[[], object], graphs: GraphDevice, repeats: int) -> float:
-    """Returns median milliseconds of a step replayed as a CUDA graph.
-
-    Args:
-        graphs: the capturing device, which all steps share because each `GraphDevice` has a stream, and each stream a
-            workspace that is never freed.
-    """
-    graphs.warm_up(step)
-    graph, _ = graphs.capture(step, graphs.new_pool())
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graphs.replay(graph)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)

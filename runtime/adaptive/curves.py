@@ -44,11 +44,6 @@ class PassCurve(NamedTuple):
             short_s += max(slope, 0.0) * np.maximum(rows - self.rows[last], 0.0)
         return short_s + context * (self.context_s[0] * num_reqs + self.context_s[1] * extra)
 
-    @property
-    def row_s(self) -> float:
-        """Seconds that each row adds to a large pass; a prompt token is also a row."""
-        return max(self.short_s[-1] - self.short_s[0], 0.0) / max(self.rows[-1] - self.rows[0], 1)
-
 
 class DraftCurve(NamedTuple):
     """Predicted seconds from the request for trees until their arrival."""
@@ -66,11 +61,6 @@ class DraftCurve(NamedTuple):
         """Returns seconds, float64 [n], of drafts with `levels` [n] levels."""
         base_s, level_s = (np.interp(num_reqs, self.num_reqs, part) for part in (self.base_s, self.level_s))
         return base_s + np.asarray(levels) * (level_s + self.context_s * num_reqs * context)
-
-    @property
-    def row_s(self) -> float:
-        """Seconds added by each context token that the drafter must process before drafting."""
-        return max(self.level_s[-1] - self.level_s[0], 0.0) / max(self.num_reqs[-1] - self.num_reqs[0], 1)
 
 
 class Overhead:

@@ -6,9 +6,8 @@ each shape and number of rows.
 """
 
 import logging
-import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch.nn import functional
 from wingbeat.kernels import choice
 from wingbeat.kernels.few_rows.product import MOST_ROWS, few_rows_product, new_counters
 from wingbeat.kernels.layer.reference import silu_mul
-from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, replay_ms
 from wingbeat.runtime.verifier.layers import linears
 
 logger = logging.getLogger(__name__)
@@ -119,20 +118,5 @@ def _is_faster(products: Sequence[Product], num_rows: int, graphs: CudaGraphDevi
     weight = products[0].weight
     rows = torch.randn(num_rows, weight.shape[1], device=weight.device).to(weight.dtype)
     total = weight.new_zeros(num_rows, len(weight)) if products[0].adds else None
-    ours = replay_ms(lambda: [each.ours(rows, total) for each in products][-1], graphs)
-    return ours < _LEAST_GAIN * replay_ms(lambda: [each.theirs(rows, total) for each in products][-1], graphs)
-
-
-def replay_ms(step: Callable[[], Tensor], graphs: CudaGraphDevice) -> float:
-    """Returns median milliseconds of a step replayed as a CUDA graph, which excludes the host's launch time."""
-    graphs.warm_up(step)
-    graph, _ = graphs.capture(step, graphs.new_pool())
-    times = []
-    for _ in range(_REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graphs.replay(graph)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    ours = replay_ms(lambda: [each.ours(rows, total) for each in products][-1], graphs, _REPEATS)
+    return ours < _LEAST_GAIN * replay_ms(lambda: [each.theirs(rows, total) for each in products][-1], graphs, _REPEATS)

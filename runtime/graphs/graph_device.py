@@ -1,5 +1,6 @@
 """Interface of devices that capture and replay graphs for `graph_runner`, and its CUDA implementation."""
 
+import statistics
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -116,3 +117,23 @@ class CudaGraphDevice:
         self.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self.device)
+
+
+def replay_ms(step: Callable[[], object], graphs: GraphDevice, repeats: int) -> float:
+    """Returns median milliseconds of a step replayed as a CUDA graph.
+
+    Args:
+        graphs: the capturing device, which all steps share because each `GraphDevice` has a stream, and each stream a
+            workspace that is never freed.
+    """
+    graphs.warm_up(step)
+    graph, _ = graphs.capture(step, graphs.new_pool())
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graphs.replay(graph)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)

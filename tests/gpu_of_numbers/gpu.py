@@ -81,7 +81,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
         for check in (graph_check, kernel_check):
             patch.setattr(check, "LIMIT_S", PATIENCE_S)
         # Its time is that of an interpreter, which would hold every product against itself for hours.
-        patch.setattr("wingbeat.runtime.fused.products.replay_ms", lambda step, graphs: 1.0)
+        patch.setattr("wingbeat.runtime.fused.products.replay_ms", lambda step, graphs, repeats: 1.0)
         # Pinned memory is what CUDA may read while the host goes on: here nothing does.
         for name in ("empty", "zeros", "empty_like"):
             patch.setattr(torch, name, _unpinned(getattr(torch, name)))

@@ -21,7 +21,7 @@ def timed(monkeypatch):
     monkeypatch.setattr(module, "few_rows_product", lambda rows, *given: torch.full((1,), float(len(rows))))
     monkeypatch.setattr(module, "CudaGraphDevice", lambda device: object())
 
-    def measured(step, graphs):
+    def measured(step, graphs, repeats):
         made = step()
         return times[int(made)] if made.numel() == 1 else 1.0
 
@@ -45,7 +45,7 @@ def test_the_faster_way_runs_by_the_number_of_rows(timed, caplog):
 
 
 def test_a_kernel_that_does_not_compile_is_left_out_and_said(timed, monkeypatch, caplog):
-    def refuse(step, graphs):
+    def refuse(step, graphs, repeats):
         raise RuntimeError("out of shared memory\nat some line")
 
     monkeypatch.setattr(module, "replay_ms", refuse)
