@@ -23,12 +23,19 @@ from typing import Any
 BIN = Path(sys.executable).parent
 PROMPT = "class Stack:\n    def __init__(self):\n        "
 READY_S, END_S = 300.0, 90.0
+TRITON_ROOMS = ("alike", "experts", "packed", "state")
 EXTRAS = {
     "deployments.media": "PIL",
     "deployments.media.audio": "soundfile",
     "runtime.tensorrt": "onnx",
+    **dict.fromkeys(
+        ("kernels.gpu.", "kernels.launching", *(f"kernels.{room}.triton" for room in TRITON_ROOMS)), "triton"
+    ),
+    "kernels.lora.adapters_triton": "triton",
 }
-"""Modules that need a package of an extra as soon as they are imported; whoever imports them says so in words."""
+"""Modules that need a package as soon as they are imported: one of an extra, which whoever imports them says in words,
+or Triton, which torch's builds for GPUs bring.
+"""
 
 
 class Home:
