@@ -32,6 +32,8 @@ from workload import describe, held_out_prompts
 
 from wingbeat.cluster.cores import waiting_env
 from wingbeat.runtime.hub import checkpoint_folder
+from wingbeat.runtime.named_models.fetch import fetched
+from wingbeat.runtime.named_models.table import named_model
 from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -122,6 +124,12 @@ def dict_of(line: str) -> dict[str, float]:
     return found
 
 
+def file_of(model: str) -> Path:
+    """Returns a model's path; a short name's file is fetched."""
+    named = named_model(model)
+    return Path(model) if named is None else fetched(named)
+
+
 def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[Held]:
     """Opens every engine that the arguments select."""
     most, found, speculates = max(args.at_once), [], False
@@ -132,13 +140,12 @@ def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[He
         words = model, args.threads, most, dtype or "float32", activations or "exact", drafter or "none", text
         found.append(opened(stack, name, sys.executable, "wingbeat", *words))
         speculates |= bool(drafter)
-    file = next((given.partition(":")[0] for given in args.models if ".gguf" in given), None)
-    if args.llama_cpp is not None and file is not None:
+    if args.llama_cpp is not None:
         for drafts in ("none", *(LLAMA_DRAFTS if speculates else ())):
             name = "llama.cpp" if drafts == "none" else f"llama.cpp, {drafts}"
-            found.append(opened(stack, name, args.llama_cpp, "llama.cpp", file, args.threads, most, drafts))
-    if args.openvino is not None and file is not None:
-        own = args.openvino_model or file
+            found.append(opened(stack, name, args.llama_cpp, "llama.cpp", args.file, args.threads, most, drafts))
+    if args.openvino is not None:
+        own = args.openvino_model or args.file
         found.append(opened(stack, "OpenVINO GenAI", args.openvino, "openvino", own, args.threads, most))
     return found
 
@@ -158,11 +165,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="write no file")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
+    files = {given: file_of(given) for given in (words.partition(":")[0] for words in args.models)}
+    read = next((given for given, path in files.items() if path.suffix == ".gguf"), None)
+    if read is None and (args.llama_cpp or args.openvino or args.rewrite):
+        parser.error("the peers and --rewrite need a MODEL that is a GGUF file")
     with tempfile.TemporaryDirectory() as folder:
+        args.file = files.get(read)
         if args.rewrite is not None:
-            file = next(given.partition(":")[0] for given in args.models if ".gguf" in given)
-            own = str(rewritten(Path(file), args.rewrite, Path(folder)))
-            args.models = [given.replace(file, own) for given in args.models]
+            args.file = rewritten(args.file, args.rewrite, Path(folder))
+            args.models = [words.replace(read, str(args.file)) for words in args.models]
         measure(args)
 
 
