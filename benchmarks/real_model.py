@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/real_model.py --model smollm2 --drafter HEAD [--at-once 1 4 16] [--temperatures 0 1]
 
-Plain decoding, suffix drafts and the head take turns on each group of questions, in one process with an engine each, so
-that a drift of the machine affects all alike. Ratios are medians over the groups. The texts of all three are compared.
+Plain decoding, suffix drafts, the head, and the head with `suffix_beside` take turns on each group of questions, in one
+process, so that a drift of the machine affects all alike. Ratios are medians over the groups. The texts are compared.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from wingbeat.runtime.scheduling.request import SamplingParams
 
 QUESTIONS = Path(__file__).parents[1] / "deployments" / "bench" / "data" / "spec_bench_held_out.jsonl"
 PLAIN = "plain"
+DRAFTED = ("suffix", "head", "both")
+"""Modes with drafts."""
 
 
 class Question(NamedTuple):
@@ -92,11 +94,13 @@ def main() -> None:
         for at_once in args.at_once:
             # Opened anew for each load: suffix drafts would copy answers to the same questions.
             llms = {drafter: opened(args, drafter) for drafter in ("suffix", args.drafter)}
+            both = opened(args, args.drafter, suffix_beside=True)
             questions = read_questions(llms["suffix"], args.questions)
             modes = {
                 PLAIN: Mode(llms[args.drafter], speculation=False),
                 "suffix": Mode(llms["suffix"], speculation=True),
                 "head": Mode(llms[args.drafter], speculation=True),
+                "both": Mode(both, speculation=True),
             }
             run(modes, questions, at_once, temperature, args.tokens)
             speeds.append(speed_row(modes, at_once, len(questions)))
@@ -108,7 +112,7 @@ def main() -> None:
     Report("real_model", facts, tables, figures).finish(args, "real_model")
 
 
-def opened(args: argparse.Namespace, drafter: str) -> LLM:
+def opened(args: argparse.Namespace, drafter: str, suffix_beside: bool = False) -> LLM:
     """Opens the model with a drafter."""
     shape = SpeculationConfig.default("cpu")
     if args.chain is not None:
@@ -119,6 +123,7 @@ def opened(args: argparse.Namespace, drafter: str) -> LLM:
         enable_prefix_caching=False,
         speculation=shape,
         cpu_activations=args.activations,
+        suffix_beside=suffix_beside,
     )
     given = {"dtype": args.dtype, "device": "cpu", "threads": args.threads, "allow_bad_drafter": True}
     return LLM(args.model, drafter, config, InProcessChannel, **given)
@@ -150,7 +155,7 @@ def speed_row(modes: dict[str, Mode], at_once: int, num_questions: int) -> tuple
     """Table row with medians over the groups, and ratios within the same group."""
     plain = modes[PLAIN].rates
     cells = [spread(plain)]
-    for name in ("suffix", "head"):
+    for name in DRAFTED:
         ratios = [rate / other for rate, other in zip(modes[name].rates, plain, strict=True)]
         cells += [f"{statistics.median(ratios):.2f}", f"{modes[name].num_equal}/{num_questions}"]
     return (str(at_once), *cells)
@@ -158,16 +163,16 @@ def speed_row(modes: dict[str, Mode], at_once: int, num_questions: int) -> tuple
 
 def speed_table(temperature: float, rows: list[tuple[str, ...]]) -> Table:
     """Table with one row per number of concurrent requests."""
-    columns = ("at once", "plain tok/s", "suffix x plain", "texts equal", "head x plain", "texts equal")
+    columns = ("at once", "plain tok/s", *(part for name in DRAFTED for part in (f"{name} x plain", "texts equal")))
     return Table(f"Speed at temperature {temperature:g}", columns, rows)
 
 
 def acceptance_table(temperature: float, modes: dict[str, Mode]) -> Table:
     """Table with one row per category of questions."""
     categories = sorted(modes["head"].by_category)
-    rows = [(name, *(f"{modes[mode].tokens_a_round(name):.2f}" for mode in ("suffix", "head"))) for name in categories]
-    rows.append(("all", *(f"{modes[mode].tokens_a_round():.2f}" for mode in ("suffix", "head"))))
-    return Table(f"Tokens a round with drafts, temperature {temperature:g}", ("questions", "suffix", "head"), rows)
+    rows = [(name, *(f"{modes[mode].tokens_a_round(name):.2f}" for mode in DRAFTED)) for name in categories]
+    rows.append(("all", *(f"{modes[mode].tokens_a_round():.2f}" for mode in DRAFTED)))
+    return Table(f"Tokens a round with drafts, temperature {temperature:g}", ("questions", *DRAFTED), rows)
 
 
 def figures_of(mode: Mode) -> dict[str, Any]:

@@ -18,6 +18,7 @@ Settings:
   whole application runs on this machine.
 - `log_filter(write)`: a filter of Wingbeat's log lines; `write` writes a line in any process.
 - `ram_settings`: names of settings that bound the RAM of a router.
+- `model_limits(config)`: like `engine_limits`, for a `ModelOptions`.
 - `model_asked(config)`: like `asked`, for a `ModelOptions`.
 - `asked(config)`: a pair for each feature of the part, see `AppConfig.asked`; `refusals`: rows of `runtime.refusals`.
 - `engine_limits(config)`: limits of an engine, which replace settings of the same names.

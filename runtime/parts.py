@@ -102,7 +102,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not supported.
 - `named_model(source)`: whether the text is the name of a published model, which `folder_of` resolves; None for others.
 - `own_head(source)`: the folder of the draft head that comes with Wingbeat for the name of a published model; None if
-  there is no such head.
+  there is no such head. `gains_by_suffix(source)`: whether suffix drafts beside that head make it faster on CPUs.
 - `folder_of(source)`: a Hugging Face folder that represents a model file of another format; None for other sources.
 - `files_of(folder)`: the model files that a folder from `folder_of` represents; None for other folders.
 - `served_weights(loaded)`: writer of a model's weights while the model is served.

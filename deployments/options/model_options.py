@@ -332,6 +332,7 @@ class ModelOptions(ModelSettings):
         if own.get("max_num_batched_tokens") is None:
             own["max_num_batched_tokens"] = PROMPT_TOKENS[device]
             own["lower_max_num_batched_tokens"] = device == "cuda"
+        own |= merged("model_limits", self)
         return EngineConfig(**own | given, speculation=SpeculationConfig.default(device, **self._tree()))
 
     def _tree(self) -> dict[str, Any]:

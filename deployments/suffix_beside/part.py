@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from wingbeat.deployments.options.panel_titles import DRAFTING
+from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.refusals import Feature, Refusal
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ refusals = (
 )
 _DESCRIPTION = (
     "Beside a drafter with weights: draft by continuing earlier text, of the request or of other requests' outputs, "
-    "if more tokens are expected from that than from a draft. For requests that quote: edits of files, tool results."
+    "if more tokens are expected from that than from a draft. For requests that quote: edits of files, tool results. "
+    "By default on for smollm2 on a CPU, else off."
 )
 model_settings = {
-    "suffix_beside": (bool, Field(False, description=_DESCRIPTION, json_schema_extra={"panel": DRAFTING}))
+    "suffix_beside": (bool | None, Field(None, description=_DESCRIPTION, json_schema_extra={"panel": DRAFTING}))
 }
 
 
@@ -35,9 +37,18 @@ def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
     """
     none = config.choice().drafts
     return {
-        SUFFIX_BESIDE: (config.suffix_beside, "suffix_beside is True"),
+        SUFFIX_BESIDE: (bool(config.suffix_beside), "suffix_beside is True"),
         Feature.NO_DRAFTER: (not none, f"drafter is {config.choice().label}"),
     }
+
+
+def model_limits(config: "ModelOptions") -> dict[str, bool]:
+    """Return the setting's value for the engine; by default on if measurements showed that the model gains by it."""
+    if config.suffix_beside is not None:
+        return {"suffix_beside": config.suffix_beside}
+    used, _ = config.asked().get(Feature.ENGINE_DIR, (False, ""))
+    is_own = config.drafter == "auto" and config.resolved_device() == "cpu" and not used
+    return {"suffix_beside": is_own and bool(first_result("gains_by_suffix", config.model))}
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":

@@ -3,3 +3,4 @@
 named_model = "wingbeat.runtime.named_models.table:named_model"
 folder_of = "wingbeat.runtime.named_models.fetch:folder_of"
 own_head = "wingbeat.runtime.named_models.table:own_head"
+gains_by_suffix = "wingbeat.runtime.named_models.table:gains_by_suffix"

@@ -24,6 +24,8 @@ class NamedModel(NamedTuple):
     """SHA-256 of the file."""
     head: Path | None = None
     """Folder of the draft head for this model that Wingbeat contains; None if it contains none."""
+    gains_by_suffix: bool = False
+    """Whether suffix drafts beside that head make chat faster on CPUs, as `benchmarks/real_model.py` measures."""
 
     @property
     def file(self) -> Path:
@@ -40,6 +42,7 @@ MODELS = {
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         head=_PACKAGE / "smollm2_eagle3" / "head",
+        gains_by_suffix=True,
     ),
 }
 """Models by short name."""
@@ -56,3 +59,9 @@ def own_head(source: str | Path) -> Path | None:
     model = named_model(source)
     has_head = model is not None and model.head is not None and (model.head / "config.json").is_file()
     return model.head if has_head else None
+
+
+def gains_by_suffix(source: str | Path | None) -> bool | None:
+    """Whether a model of the table gains by suffix drafts beside its head; None for other models."""
+    model = None if source is None else named_model(source)
+    return None if model is None else model.gains_by_suffix
