@@ -80,15 +80,17 @@ class Overhead:
         # The measurement has an upper limit, because a round that takes many times the usual duration was interrupted,
         # so that its duration is not its cost. The measurement has a lower limit, because a tree that arrived before
         # the host began to wait is measured as almost zero seconds, although the tree did cost time.
-        most, usual_s = 2.0 if self._weight else 10.0, predicted_s + self.value
-        error = min(max(seconds, usual_s / most), usual_s * most) - usual_s
+        most, usual_s = 2.0 if self._weight else 10.0, float(self.added_to(predicted_s))
+        limited_s = min(max(seconds, usual_s / most), usual_s * most)
+        # The average of such differences is never below the lowest of them, so it stays as finite as the durations are.
+        error = limited_s - predicted_s - self.value
         age, self._seen_at = now - self._seen_at, now
         self._weight = (1.0 - FADE) * math.exp(-age / STALE_ROUNDS) * self._weight + 1.0
         share = 1.0 / self._weight
         self.value += share * error
         self._variance = (1.0 - share) * (self._variance + share * error**2)
 
-    def added_to(self, predicted_s: np.ndarray) -> np.ndarray:
+    def added_to(self, predicted_s: np.ndarray | float) -> np.ndarray:
         """Returns the curve's predictions plus the overhead; at least a tenth of the predictions."""
         return np.maximum(predicted_s + self.value, predicted_s / 10)
 

@@ -167,3 +167,18 @@ def test_doubt_is_relative_to_a_round_of_its_kind():
         behind_draft(costs, float(numbers.normal(6.0, 0.5)), 4, 8)
     plain(costs, 1.0, 4, 100)
     assert costs.doubt(4, 1.0, 6.0) == pytest.approx(costs._verify.nearest(4).doubt_s / 6.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_overhead_lies_between_the_differences_that_were_measured(seed):
+    """Also where passes of different sizes share it, of which the curve prices some far too high."""
+    rng = np.random.default_rng(seed)
+    subject, lowest, highest = Overhead(), np.inf, -np.inf
+    for now in range(4000):
+        predicted_s = float(10 ** rng.uniform(-4, -1))
+        seconds = predicted_s * float(10 ** rng.uniform(-2, 1))
+        lowest, highest = min(lowest, -predicted_s), max(highest, seconds)
+        subject.observe(seconds, predicted_s, now)
+        assert lowest <= subject.value <= highest
+        assert 0 < subject.added_to(predicted_s) < np.inf
+        assert 0 <= subject.doubt_s <= highest - lowest
