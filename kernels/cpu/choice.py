@@ -47,8 +47,9 @@ class NativeChoice:
     def choose(self, logits: Tensor, rows: SamplingRows, processors: LogitProcessors | None = None) -> Tensor:
         """Chooses a token per row, the same as `kernels.sampling.reference.choose_tokens` would.
 
-        The last bits of numbers may differ between C++ and torch. Rows whose token depends on these bits are passed to
-        `choose_tokens`.
+        The last bits of numbers may differ between C++ and torch. Rows whose best two tokens are that close are passed
+        to `choose_tokens`; top-p and min-p may end one token apart from torch's if a mass equals their limit to these
+        bits.
 
         Args:
             logits: [num_rows, vocab_size] on the host, any float type.

@@ -70,15 +70,25 @@ static inline words noise_bits(words tokens, uint32_t first, uint32_t second) {
     return x >> 9;
 }
 
-// Standard Gumbel noise of some tokens, as in `kernels.sampling.noise` except for the logarithms' last bits.
+// Standard Gumbel noise by token, as in `kernels.sampling.noise` except for the logarithms' last bits.
+struct Gumbel {
+    uint32_t first, second;
+
+    explicit Gumbel(const Noise& noise) : first(row_key(noise, 0x9e3779b9u)), second(row_key(noise, 0x85ebca6bu)) {}
+
+    vec of(words tokens) const {
+        vec uniform = (__builtin_convertvector((ints)noise_bits(tokens, first, second), vec) + 0.5f) * 0x1p-23f;
+        return -natural_logarithm(-natural_logarithm(uniform));
+    }
+};
+
 static void gumbel(const Noise& noise, const int64_t* token_ids, int64_t count, float* out) {
-    uint32_t first = row_key(noise, 0x9e3779b9u), second = row_key(noise, 0x85ebca6bu);
+    Gumbel by_token(noise);
     for (int64_t i = 0; i < count; i += LANES) {
         words x = {};
         int64_t lanes = std::min(LANES, count - i);
         for (int64_t lane = 0; lane < lanes; lane++) x[lane] = (uint32_t)token_ids[i + lane];
-        vec uniform = (__builtin_convertvector((ints)noise_bits(x, first, second), vec) + 0.5f) * 0x1p-23f;
-        store_upto(out + i, -natural_logarithm(-natural_logarithm(uniform)), count - i);
+        store_upto(out + i, by_token.of(x), count - i);
     }
 }
 

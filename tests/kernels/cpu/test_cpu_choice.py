@@ -83,6 +83,25 @@ def test_hardly_any_row_is_left_to_torch(monkeypatch):
     assert sum(left) < 20 * NUM_ROWS / 50
 
 
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (0, 0.95, 0.0), (200, 1.0, 0.0), (50, 0.99, 0.01)]
+)
+def test_flat_rows_of_a_large_vocabulary_are_chosen_at_once_too(top_k, top_p, min_p, spread, monkeypatch):
+    """Each token has so little mass that thousands of them are within float32's rounding of each other."""
+    left = []
+    monkeypatch.setattr(
+        "wingbeat.kernels.cpu.choice.choose_tokens",
+        lambda logits, *rows, **flags: left.append(len(logits)) or choose_tokens(logits, *rows, **flags),
+    )
+    generator = torch.Generator().manual_seed(5)
+    logits = spread * torch.randn(NUM_ROWS, 30_001, generator=generator)
+    rows = rows_of(generator, 1.0, top_k, top_p, min_p)
+    expected = choose_tokens(logits, *rows, any_sampled=True, any_filtered=True)
+    assert torch.equal(cpu_kernels().native_choice().choose(logits, rows), expected)
+    assert sum(left) <= 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds of x86 processors")
 @pytest.mark.parametrize("march", BUILDS)
