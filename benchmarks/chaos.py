@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -40,7 +39,6 @@ LIMITS = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 25
 """Engine limits. Few enough KV blocks that cached prefixes are evicted, so that prompts are recomputed all the time."""
 NUM_PROMPTS = 24
 NUM_CONTROLS = 50
-SERIES_COLUMNS = ("pause_s", "noticed_s", "attached_s", "full_s")
 MUST_BE_EMPTY = ("failures", "differences", "errors")
 
 
@@ -194,29 +192,6 @@ def cost_table(run: Run) -> Table:
     return Table("What a failure costs", columns, rows, note)
 
 
-def series_table(run: Run) -> Table:
-    """Table of successive failures of one drafter, with the supervisor's restart delays."""
-    rows = [
-        (f"{index + 1}", *(seconds([getattr(one, name)]).split(" ")[0] for name in SERIES_COLUMNS))
-        for index, one in enumerate(run.recoveries)
-    ]
-    columns = ("failure of the series", "pause", "noticed after", "drafter is back", "full acceptance")
-    return Table("A drafter that dies again and again", columns, rows, "Seconds from the kill; one replica.")
-
-
-def beside_table(found: dict[str, Run]) -> Table:
-    """Table that compares the recovery of several drafters, by name."""
-    rows = []
-    for name, one in found.items():
-        done = one.of_kind(KILLED)
-        columns = [[getattr(back, column) for back in done] for column in ("attached_s", "full_s")]
-        spent = (seconds(column) for column in columns)
-        rows.append((name, f"{len(done)}", f"{one.undisturbed_acceptance:.2f}", *spent))
-    columns = ("drafter", "kills", "undisturbed acceptance", "drafter is back", "full acceptance")
-    note = "Seconds from the kill: median / 95th percentile / maximum; one application after the other, the same kills."
-    return Table("Two drafters of one verifier", columns, rows, note)
-
-
 def crowd_table(run: Run, num_streams: int) -> Table:
     """Table of pauses of streams that share an engine whose drafter fails."""
     rows = [("none", f"{len(run.undisturbed_pauses_s)}", seconds(run.undisturbed_pauses_s), "-", "-")]
@@ -241,13 +216,12 @@ def crowd(args: argparse.Namespace, bodies: list[dict[str, Any]], settings: dict
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Disturbs an application of two replicas, and then one of a single replica by a series of failures."""
+    """Disturbs an application of two replicas, and then one engine with many streams."""
     pair = chosen_pair(args)
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, 4 if args.quick else NUM_PROMPTS)
     bodies = request_bodies(prompts, args.max_tokens)
     settings = {"model": pair.model, "drafter": str(pair.drafter), "adaptive": False, **LIMITS}
     settings["served_model_name"] = MODEL_NAME
-    shipped = AppConfig(num_replicas=1, **settings)
     hurried = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings)
     kinds = schedule(args.drafter_kills, args.engine_kills, args.verifier_kills, random.Random(args.seed))
     runs: dict[str, Run] = {}
@@ -255,14 +229,6 @@ def run(args: argparse.Namespace) -> Report:
     if kinds:
         runs["kills"] = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed))
         tables.append(cost_table(runs["kills"]))
-    if args.series:
-        runs["series"] = disturbed(shipped, bodies, [KILLED] * args.series, Plan(1, args.budget_s, args.seed))
-        tables.append(series_table(runs["series"]))
-    if kinds and args.beside is not None:
-        other = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings | {"drafter": str(args.beside)})
-        killed = [KILLED] * kinds.count(KILLED)
-        runs["beside"] = disturbed(other, bodies, killed, Plan(NUM_REPLICAS, args.budget_s, args.seed))
-        tables.append(beside_table({Path(pair.drafter).name: runs["kills"], args.beside.name: runs["beside"]}))
     if args.stream_kills:
         runs["crowd"] = crowd(args, bodies, settings)
         tables.append(crowd_table(runs["crowd"], args.streams))
@@ -308,12 +274,6 @@ def main() -> None:
     )
     parser.add_argument("--verifier-kills", type=int, help="replicas to kill, with their engines (default: 20)")
     parser.add_argument(
-        "--series", type=int, help="successive kills of one engine's drafters, with restart delays (default: 6)"
-    )
-    parser.add_argument(
-        "--beside", type=Path, help="folder of another drafter to measure afterwards with the same kills"
-    )
-    parser.add_argument(
         "--streams", type=int, default=64, help="concurrent streams of the engine whose drafters are killed and stopped"
     )
     parser.add_argument(
@@ -327,7 +287,6 @@ def main() -> None:
         "drafter_kills": (200, 4),
         "engine_kills": (20, 1),
         "verifier_kills": (20, 1),
-        "series": (6, 0),
         "stream_kills": (8, 1),
     }
     for name, (full, quick_one) in defaults.items():

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import hop
 from http_load import Block, LoadClient, Trace
 from local_engine import (
     MAX_MODEL_LEN,
@@ -28,9 +27,16 @@ from local_engine import (
     other_drafters,
     quiet,
 )
-from overhead import Overhead, measure_overhead, overhead_table
 from report import Report, Table, machine_facts, middle, model_facts, spread
-from round_times import RoundTimes, between, round_table
+from round_times import (
+    Overhead,
+    RoundTimes,
+    between,
+    measure_hop_s,
+    measure_overhead,
+    overhead_table,
+    round_table,
+)
 from servers import App, wingbeat_apps
 from workload import Prompt, describe, held_out_prompts
 
@@ -43,8 +49,6 @@ PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"
 OTHER, IN_ENGINE = "speculative-{}", "speculative, drafter in the engine"
 ONE_THREAD = "{}, one thread"
 PROXIED = "{}, by Serve's proxy"
-HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
-"""Parameters of the empty round trip: the drafter has waited about as long as a round takes."""
 WAVES = 8
 """Requests per client and block. At the end of a block some clients have nothing left to send, for a longer share of
 the block the fewer requests each has, because speculative requests differ in length."""
@@ -283,8 +287,7 @@ def run(args: argparse.Namespace) -> Report:
         with LoadClient() as client:
             done, tables, more = run_loads(client, modes, args, prompts, 0.0)
         return Report("Serving", facts | more, tables, {"series": [one.figures() for one in done]})
-    times_us, _ = hop.measure_shm(HOP_ROUNDS, HOP_THINK_US)
-    hop_s = middle(times_us) / 1e6
+    hop_s = measure_hop_s()
     configs = app_configs(pair, args)
     threads = configs[SPECULATIVE].num_threads() or "as many as pay"
     facts["server"] = f"Ray Serve, threads of verifier and of drafter: {threads}; float32, no prefix cache"

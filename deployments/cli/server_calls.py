@@ -34,7 +34,7 @@ def call_server(
     body: dict[str, Any] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Sends a request and returns the server's answer.
+    """Sends a request and returns the server's answer. Fields of `body` that are None are left out.
 
     Raises:
         UserError: the server cannot be reached, or refuses the request.
@@ -55,7 +55,8 @@ def call_server(
     headers = {} if body is None else {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key.partition(',')[0].strip()}"
-    content = None if body is None else json.dumps(body).encode()
+    fields = {name: value for name, value in (body or {}).items() if value is not None}
+    content = None if body is None else json.dumps(fields).encode()
     request = urllib.request.Request(url.rstrip("/") + path, content, headers, method=method)
     no_proxies = [urllib.request.ProxyHandler({})] if _is_of_this_machine(url) else []
     try:

@@ -40,7 +40,6 @@ def add_commands(app: typer.Typer) -> None:
         if (version is None) == (folder is None):
             raise UserError("give a version or --folder")
         body = {"version": version, "folder": folder, "reason": reason}
-        body = {name: value for name, value in body.items() if value is not None}
         _show(call_server(url, operator_key, "POST", PATH + "/promote", body), as_json)
 
     @drafter.command()
@@ -51,8 +50,7 @@ def add_commands(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Serve the version before the current one."""
-        body = {} if reason is None else {"reason": reason}
-        _show(call_server(url, operator_key, "POST", PATH + "/rollback", body), as_json)
+        _show(call_server(url, operator_key, "POST", PATH + "/rollback", {"reason": reason}), as_json)
 
     @drafter.command()
     def repair(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:

@@ -2,16 +2,42 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
-from wingbeat.deployments.ray_guard.head_watch import HeadWatch
 from wingbeat.deployments.ray_guard.watchdog import Watchdog
 
 HEAD = ("gcs_server", "raylet")
 """Ray's names of the processes of the head node that are not restarted when they end."""
+POLL_S = 0.5
+
+
+class HeadWatch:
+    """Checks, on a separate thread, whether processes are alive, because Ray's calls would wait for an ended process
+    forever.
+
+    Args:
+        on_end: called once, on that thread, when one of the processes has ended.
+    """
+
+    def __init__(self, processes: Sequence[PeerProcess], on_end: Callable[[], None]) -> None:
+        self._processes = processes
+        self._on_end = on_end
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="wingbeat-head-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops watching. If the processes end after this call, `on_end` is not called."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(POLL_S):
+            if not all(process.alive() for process in self._processes) and not self._closed.is_set():
+                self._on_end()
+                return
 
 
 class RayGuard:

@@ -2,24 +2,18 @@
 updated.
 """
 
-import logging
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from wingbeat.deployments.parts import first_result
-from wingbeat.deployments.rollouts.announced import PACKED_BYTES, PIECE_BYTES, announced_tensors
+from wingbeat.deployments.rollouts.weight_transfer import WeightTransfer
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, OperationResult
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.rollouts.broadcasts import Broadcasts
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.sleep_memory import TAGS, WEIGHTS, memory_of
-from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_checkpoint, read_files
+from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder
 from wingbeat.runtime.rollouts.virtual_memory import GpuMemoryError
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 
@@ -29,18 +23,13 @@ if TYPE_CHECKING:
     from wingbeat.runtime.rollouts.head_update import HeadUpdate
     from wingbeat.runtime.scheduling.maskers import CompiledGrammar
 
-logger = logging.getLogger(__name__)
-
 
 class RolloutEngine:
     """A `ServedEngine` around another engine, which runs no rounds while it is held.
 
     Args:
         keeps_journal: see `WeightUpdate`.
-        backend: backend of `torch.distributed` by which trainers send tensors; with None, tensors are read only from
-            files.
-        head_update: creates updates of the draft head; raises WeightsRefused if there is no head.
-        checkpoint: folder that the weights were loaded from, for reloads; with None, reloads are refused.
+        backend, head_update, checkpoint: see `WeightTransfer`.
     """
 
     def __init__(
@@ -52,14 +41,12 @@ class RolloutEngine:
         checkpoint: Path | None = None,
     ) -> None:
         self.inner = engine
-        self._head_update = head_update
-        self._head: HeadUpdate | None = None
-        """Open update of the draft head; None if no such update is open."""
         self._update = WeightUpdate(ServedWeights(engine.loaded), keeps_journal)
+        self._transfer = WeightTransfer(
+            self._update, engine.loaded.device, self._answered, backend, head_update, checkpoint
+        )
         self._memory = memory_of(engine, self._update.weights)
-        self._checkpoint = checkpoint
         self._sums = False
-        self._backend, self._broadcasts = backend, cast("Broadcasts | None", None)
         self._paused = self._draining = False
         self._drained: list[Future[OperationResult]] = []
         self._asleep: set[str] = set()
@@ -69,9 +56,6 @@ class RolloutEngine:
         """Requests that arrived during a drain (a pause in mode `wait`) and wait for its end."""
         self._outputs: list[RequestOutput] = []
         self._version: str | None = None
-        self._writing: Future[OperationResult] | None = None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-weights")
-        """Thread for operations that may wait for a trainer, so that the engine's thread can answer calls meanwhile."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -167,8 +151,7 @@ class RolloutEngine:
         return value if isinstance(value, Future) else self._told(value)
 
     def _told(self, value: Any = None, refused: str | None = None, conflict: str | None = None) -> OperationResult:
-        is_open = self._update.is_open or self._head is not None
-        return OperationResult(value, refused, conflict, not self._update.torn, is_open)
+        return OperationResult(value, refused, conflict, not self._update.torn, self._transfer.is_open)
 
     # Rounds
 
@@ -331,25 +314,7 @@ class RolloutEngine:
         Raises:
             WeightsRefused: the trainer cannot be reached, or a field is wrong.
         """
-        self._settled()
-        self._end_update()
-        if self._backend is None:
-            if "master_address" in info:
-                raise WeightsRefused("init_info.master_address is given: weight_transfer_config has no such backend")
-            return None
-        fields = {"master_address": str, "master_port": int, "rank_offset": int, "world_size": int}
-        for name, kind in fields.items():
-            if not isinstance(info.get(name), kind):
-                raise WeightsRefused(f"init_info.{name} must be {'text' if kind is str else 'a whole number'}")
-        rank = info["rank_offset"] + index
-        if not 0 < rank < info["world_size"]:
-            raise WeightsRefused(f"init_info.world_size is {info['world_size']}: engine {index} has rank {rank}")
-        self._writing = self._worker.submit(self._answered, self._join, info, rank)
-        return self._writing
-
-    def _join(self, info: dict[str, Any], rank: int) -> None:
-        address = info["master_address"], info["master_port"]
-        self._broadcasts = Broadcasts(self._backend, *address, rank, info["world_size"], self.inner.loaded.device)
+        return self._transfer.join(info, index)
 
     def start_update(self) -> None:
         """Begin an update; no rounds run until it is finished.
@@ -358,7 +323,7 @@ class RolloutEngine:
             WrongOrder: an update is open, or the memory of the weights is freed by a sleep.
         """
         self._check_awake()
-        self._closed()
+        self._transfer.check_closed()
         self._update.start()
         self._sums = False
         self._outputs += self.inner.settle()
@@ -370,10 +335,7 @@ class RolloutEngine:
             WeightsRefused: there is no draft head to update.
             WrongOrder: an update is open.
         """
-        self._closed()
-        if self._head_update is None:
-            raise WeightsRefused("drafter has no head to update")
-        self._head = self._head_update()
+        self._transfer.start_head()
 
     def update_weights(self, info: dict[str, Any], checksum: bool = False) -> "Future[OperationResult]":
         """Write tensors of the open update; the tensors are read from files or received from the trainer's broadcast.
@@ -384,9 +346,7 @@ class RolloutEngine:
             checksum: whether the end of this update reports the checksums of all weights.
         """
         self._sums |= checksum
-        self._settled()
-        self._writing = self._worker.submit(self._answered, self._write, info)
-        return self._writing
+        return self._transfer.write(info)
 
     def finish_update(self, version: str | None = None, keep_kv: bool = False) -> "Finished | Future[OperationResult]":
         """End the open update: run rounds with the new weights, or draft with the new head.
@@ -400,11 +360,8 @@ class RolloutEngine:
             WeightsRefused: an abandoned update or a sleep has left tensors without values, and this update has not
                 written all of them.
         """
-        self._settled()
-        if self._head is not None:
-            head, self._head = self._head, None
-            self._writing = self._worker.submit(self._answered, lambda: Finished(head.finish(), of_head=True))
-            return self._writing
+        if (writing := self._transfer.finish_head()) is not None:
+            return writing
         count = self._update.finish()
         self._outputs += self.inner.renew(keep_kv)
         self._version = version
@@ -417,8 +374,7 @@ class RolloutEngine:
         Raises:
             WrongOrder: no update is open, or tensors are still arriving.
         """
-        self._settled()
-        return Finished((self._head or self._update).num_written, self._head is not None)
+        return self._transfer.num_written()
 
     def abandon_update(self) -> None:
         """End the open update before it is finished.
@@ -429,16 +385,15 @@ class RolloutEngine:
         Raises:
             WrongOrder: no update is open.
         """
-        self._settled()
-        if not self._update.is_open and self._head is None:
-            raise WrongOrder("no weight update has started")
-        self._end_update()
+        self._transfer.check_settled()
+        self._transfer.opened()
+        self._transfer.end()
 
     def lose_weights(self) -> None:
         """Serve nothing until an update has written all weights; called if this engine's weights are older than the
         weights of other engines.
         """
-        self._end_update()
+        self._transfer.end()
         self._update.lose()
 
     def scramble_weights(self) -> None:
@@ -450,7 +405,7 @@ class RolloutEngine:
         """
         self._check_whole()
         self._check_awake()
-        self._closed()
+        self._transfer.check_closed()
         self._outputs += self.inner.settle()
         self._update.weights.scramble()
         self._update.lose()
@@ -481,80 +436,3 @@ class RolloutEngine:
         """Raise WrongOrder while the memory of the weights is freed."""
         if WEIGHTS in self._asleep:
             raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
-
-    def _closed(self) -> None:
-        """Raise WrongOrder while an update is open."""
-        if self._update.is_open or self._head is not None:
-            raise WrongOrder("a weight update is under way: finish it, or abort it")
-
-    def _end_update(self) -> None:
-        self._head = None
-        if self._update.is_open:
-            self._update.abandon()
-            logger.warning("A weight update has ended without being finished; %d tensors torn", len(self._update.torn))
-
-    def _settled(self) -> None:
-        """Raise WrongOrder while tensors are arriving."""
-        if self._writing is not None and not self._writing.done():
-            raise WrongOrder("tensors of a weight update are on their way")
-
-    def _write(self, info: dict[str, Any]) -> None:
-        target = self._target()
-        shared = first_result("shared_tensors", info, self.inner.loaded.device, self._check_tensor)
-        try:
-            if shared is not None:
-                with shared as tensors:
-                    target.write(tensors.items)
-                return
-            pieces = iter([self._files(info)] if {"files", "checkpoint"} & info.keys() else self._broadcast(info))
-            try:
-                for read in pieces:
-                    target.write(read)
-            except WeightsRefused:
-                # the remaining tensors are received and dropped, because the trainer sends them in any case
-                for _ in pieces:
-                    pass
-                raise
-        except ConnectionError as error:
-            self._end_update()
-            raise WrongOrder(str(error)) from None
-
-    def _target(self) -> "HeadUpdate | WeightUpdate":
-        """Return the open update; raises WrongOrder if no update is open."""
-        if not self._update.is_open and self._head is None:
-            raise WrongOrder("no weight update has started")
-        return self._head or self._update
-
-    def _check_tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """See `ServedWeights.check`; for tensors of the open update."""
-        (self._head or self._update.weights).check(name, shape, dtype)
-
-    def _files(self, info: dict[str, Any]) -> "Callable[[], Iterator[tuple[str, Tensor]]]":
-        if "files" not in info:
-            if self._checkpoint is None:
-                raise WeightsRefused("update_info.checkpoint cannot be read: the weights come from no folder")
-            return partial(read_checkpoint, self._checkpoint, self._update.weights)
-        paths = info["files"]
-        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise WeightsRefused("update_info.files must be a list of paths")
-        return partial(read_files, paths)
-
-    def _broadcast(self, info: dict[str, Any]) -> "Iterator[Callable[[], list[tuple[str, Tensor]]]]":
-        """Check that the names, shapes and dtypes of all announced tensors match the weights, then receive the
-        broadcast tensors and yield them in pieces. Each piece but the last has more than `PIECE_BYTES` bytes.
-        """
-        if self._broadcasts is None:
-            raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")
-        announced = announced_tensors(info)
-        for name, shape, dtype in announced:
-            self._check_tensor(name, tuple(shape), dtype)
-        packed_bytes = info.get("packed_buffer_size_bytes", PACKED_BYTES) if info.get("packed") else None
-        piece, size = [], 0
-        for pair in self._broadcasts.receive_all(announced, packed_bytes):
-            piece.append(pair)
-            size += pair[1].nbytes
-            if size > PIECE_BYTES:
-                yield piece.copy
-                piece, size = [], 0
-        if piece or not announced:
-            yield piece.copy

@@ -48,7 +48,6 @@ def add_commands(app: typer.Typer) -> None:
         """Have all replicas, one after the other, load and serve the weights in a folder; no request is lost."""
         # The path is not resolved here, because symbolic links must be resolved on the machines of the replicas.
         body = {"folder": str(folder.absolute()), "model": model, "drain_s": drain_s}
-        body = {name: value for name, value in body.items() if value is not None}
         answer = call_server(url, operator_key, "POST", PATH + "/update", body, UPDATE_S)
         _show(answer, [answer], as_json)
 

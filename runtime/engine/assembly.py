@@ -74,8 +74,7 @@ def assemble(
     graph_device = _graph_device(config, loaded.device, graph_device)
     graph_device = None if graph_device is None else backend.graph_device(graph_device)
     runs_on_host = loaded.device.type == "cpu" and graph_device is None and False not in (on_host, backend.on_host)
-    host_round = first_result("host_round", kv_dtype(config, loaded.dtype)) if runs_on_host else None
-    runner = (host_round or ModelRunner)(
+    runner = _runner_class(loaded, config, runs_on_host)(
         model=model,
         cache=cache,
         slots=slots,
@@ -84,8 +83,7 @@ def assemble(
         graph_device=graph_device,
         features=features,
     )
-    if config.deterministic:
-        _check_deterministic(loaded, config, runner)
+    _check_deterministic(loaded, config, runner)
     policy = first_result("speculation", loaded, runner, config) or Speculation(config.speculation.max_path - 1)
     texts = first_result("text_drafts", config, policy)
     clock, contexts = RoundClock(), first_result("recorded_contexts", block_manager, model.taps_size, loaded.dtype)
@@ -118,7 +116,14 @@ def assemble(
     )
 
 
+def _runner_class(loaded: LoadedModel, config: EngineConfig, runs_on_host: bool) -> type[ModelRunner]:
+    host_round = first_result("host_round", kv_dtype(config, loaded.dtype)) if runs_on_host else None
+    return host_round or ModelRunner
+
+
 def _check_deterministic(loaded: LoadedModel, config: EngineConfig, runner: ModelRunner) -> None:
+    if not config.deterministic:
+        return
     rows_alike(loaded.device).check_limits(config)
     if not (loaded.deterministic and runner.rows_can_be_alike):
         raise ValueError(

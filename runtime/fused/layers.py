@@ -228,10 +228,7 @@ class FusedLayer(SwappedLayer, Joined):
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: object = None,
-        use_cache: bool | None = False,
+        *args: Any,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -243,9 +240,7 @@ class FusedLayer(SwappedLayer, Joined):
         attn, mlp = self.self_attn, self.mlp
         wanted = rows is not None and attn.layer_idx not in (rows.captured or ())
         if not wanted or torch.compiler.is_compiling():
-            return super().forward(
-                hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
-            )
+            return super().forward(hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
         ops, before = self._ops, hidden_states[0]
         normed, _ = ops.add_rms_norm(before, None, *norm_of(self.input_layernorm))
         attended = self._half(normed, position_embeddings, rows)

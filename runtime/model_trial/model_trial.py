@@ -11,23 +11,46 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.model_trial.exact import HALVES, exact_copy
 from wingbeat.runtime.model_trial.reference import (
+    PARENTS,
+    PATHS,
     WRITTEN,
+    TrialText,
     reference_logits,
     texts_for,
     written_texts,
 )
-from wingbeat.runtime.model_trial.rows_trial import try_rows
-from wingbeat.runtime.model_trial.trial import try_model
+from wingbeat.runtime.model_trial.trial import Trial, try_model
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.architecture_checks import check_cache
 from wingbeat.runtime.verifier.layers.division import Division
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention
+from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE
 from wingbeat.runtime.verifier.loading.loader import switch_model
-from wingbeat.runtime.verifier_errors import BackendLost
+from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
+    """Compares logits of tree leaves bit for bit with the logits of single prompts.
+
+    Several trees are verified in one pass.
+
+    Raises:
+        UnsupportedModelError: the bits differ; the message does not contain the model's name.
+    """
+    for text, rows in zip(texts, Trial(loaded, texts).run(), strict=True):
+        nodes = rows[len(rows) - len(PARENTS) :]
+        for tokens, path in zip(text.paths().tolist(), PATHS, strict=True):
+            alone = Trial(loaded, [text._replace(prompt=tokens)]).behind_prompt()
+            if not torch.equal(alone, nodes[path[-1]]):
+                raise UnsupportedModelError(
+                    f"{ASKED_ALIKE}, but its logits in a token tree are not, "
+                    "bit for bit, those of the same tokens alone"
+                )
 
 
 class ModelTrial:

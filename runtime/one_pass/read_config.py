@@ -53,11 +53,7 @@ def read_one_pass_config(
     check_supported(raw, body, family, shapes)
     _check_target(raw, target_hidden_size, target_num_layers)
     num_layers, hidden = size_field(body, "num_hidden_layers"), size_field(body, "hidden_size")
-    heads = size_field(body, "num_attention_heads")
     vocab_size = size_field(body, "vocab_size")
-    head_dim = hidden // heads if body.get("head_dim") is None else size_field(body, "head_dim")
-    biased = bool(body.get("attention_bias"))
-    first = "layers.0.self_attn."
     with fields_refused():
         return OnePassConfig(
             family=family,
@@ -66,30 +62,40 @@ def read_one_pass_config(
             masks=_masks(raw, body, family, num_layers),
             hidden_size=hidden,
             intermediate_size=size_field(body, "intermediate_size"),
-            num_attention_heads=heads,
-            num_key_value_heads=body.get("num_key_value_heads") or heads,
-            head_dim=head_dim,
             target_hidden_size=target_hidden_size,
             tap_layers=tap_layers(raw, shapes, num_layers, target_hidden_size, target_num_layers),
             vocab_size=vocab_size,
             draft_vocab_size=raw.get("draft_vocab_size") or vocab_size,
             mask_token_id=None if has_mask_embedding else mask_token_id(raw),
             rms_norm_eps=body.get("rms_norm_eps") or 1e-6,
-            rope_parameters=rope_parameters(body, DEFAULT_ROPE_THETA),
-            rotary_dim=rotary_dim(body, head_dim),
-            rope_interleaved=_first(raw, "is_neox_style") is False,
             max_position_embeddings=body.get("max_position_embeddings") or 32768,
-            attention_bias=biased or f"{first}q_proj.bias" in shapes,
-            output_bias=biased or f"{first}o_proj.bias" in shapes,
-            qk_norm=f"{first}q_norm.weight" in shapes,
-            sinks=bool(_first(raw, "attention_sink_bias")) or f"{first}attention_sink_bias" in shapes,
-            value_scale=float(_first(raw, "attention_value_scale") or 1.0),
             embedding_scale=float(_first(raw, "input_embedding_scale") or 1.0),
             logit_scale=float(_first(raw, "output_multiplier") or _first(raw, "logit_scale") or 1.0),
             logit_softcap=_first(raw, "final_logit_softcapping"),
             markov=_markov(raw, shapes) if family is OnePassFamily.DSPARK else None,
             lattice=_lattice(raw) if family is OnePassFamily.DFLASH2 else None,
+            **_attention(raw, body, shapes, hidden),
         )
+
+
+def _attention(raw: Mapping[str, Any], body: Mapping[str, Any], shapes: Shapes, hidden: int) -> dict[str, Any]:
+    """The fields of `OnePassConfig` about attention."""
+    heads = size_field(body, "num_attention_heads")
+    head_dim = hidden // heads if body.get("head_dim") is None else size_field(body, "head_dim")
+    biased, first = bool(body.get("attention_bias")), "layers.0.self_attn."
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": body.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        "rope_parameters": rope_parameters(body, DEFAULT_ROPE_THETA),
+        "rotary_dim": rotary_dim(body, head_dim),
+        "rope_interleaved": _first(raw, "is_neox_style") is False,
+        "attention_bias": biased or f"{first}q_proj.bias" in shapes,
+        "output_bias": biased or f"{first}o_proj.bias" in shapes,
+        "qk_norm": f"{first}q_norm.weight" in shapes,
+        "sinks": bool(_first(raw, "attention_sink_bias")) or f"{first}attention_sink_bias" in shapes,
+        "value_scale": float(_first(raw, "attention_value_scale") or 1.0),
+    }
 
 
 def mask_token_id(raw: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ import pytest
 from tests.clients.conftest import MODEL
 from tests.clients.test_python_clients import CITY, MESSAGES
 from tests.needs import needs
+from wingbeat.deployments.api.bodies.unserved_fields import WITHOUT_EFFECT
 from wingbeat.deployments.api.messages_api.body import MessagesBody
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
@@ -43,7 +44,7 @@ def test_a_tool_that_must_be_used_and_its_result(client):
 
 def test_no_field_of_its_schema_is_unknown():
     schema = pytest.importorskip("anthropic.types.message_create_params")
-    known = {*MessagesBody.model_fields, *MessagesBody.unserved}
+    known = {*MessagesBody.model_fields, *MessagesBody.unserved, *WITHOUT_EFFECT}
     assert schema.MessageCreateParamsBase.__annotations__.keys() <= known
 
 

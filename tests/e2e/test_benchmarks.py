@@ -50,16 +50,6 @@ def test_acceptance_reports_every_head_and_shape_and_the_same_tokens(tmp_path):
                 assert chain["num_draft_tokens"] == 5 * chain["num_drafts"]
 
 
-def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
-    runs = quick_run("host_overhead.py", tmp_path / "host.json")["runs"]
-    assert [(run["batch"], run["overlap"]) for run in runs] == [(b, o) for b in (1, 16, 64) for o in (False, True)]
-    for run in runs:
-        *phases, total = run["ms"].values()
-        assert len(phases) == 6
-        assert min(phases) >= 0
-        assert total > 0
-
-
 @needs("adaptive")
 def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
     picture = tmp_path / "sweep.png"

@@ -102,3 +102,13 @@ class World:
         )
         decodes = [(slot, ends[slot], int(self.lens[slot]) - 1 - ends[slot]) for slot in self.slots]
         drafter.commit(self.batch(decodes=decodes, device=device))
+
+    def drafted_twice(self, drafter):
+        """Slots in another order, and trees: of the fed sequences, and after up to three accepted tokens of each."""
+        slots = self.slots[1:] + self.slots[:1]
+        yield slots, drafter.propose(self.batch(proposals=slots))
+        most = min(3, self.max_path)
+        decodes = [(slot, int(self.lens[slot]) - 1, most - index % 2) for index, slot in enumerate(slots)]
+        for slot, _, count in decodes:
+            self.lens[slot] += count
+        yield slots, drafter.draft(self.batch(decodes=decodes, proposals=slots))

@@ -207,37 +207,11 @@ async def event_stream(
         Exception: any error of `deltas` before the first event, so that the error can become an HTTP status. A later
             error is sent as an event.
     """
-    header = _header(generation, shape, shape.chunk_object_name)
-    if generation.include_usage:
-        header["usage"] = None
-    totals, rounds, details = Totals(generation), HeldRounds(), _details(generation, shape)
-    started, sent = set(), False
+    made, sent = _Chunks(generation, shape), False
     try:
         async with aclosing(deltas):
             async for delta in deltas:
-                totals.add(delta)
-                header["system_fingerprint"] = generation.fingerprint(delta.weights)
-                choices = shape.chunk_choices(delta, is_first=delta.index not in started)
-                rounds.hold(delta.index, delta.rounds)
-                details.hold(delta)
-                chunks = [{**header, "choices": [choice]} for choice in choices]
-                if choices:
-                    rounds.hand_over(choices[-1])
-                    carrier = _carrier(choices)
-                    of_prompt = details.hand_over(choices[carrier])
-                    if delta.finish_reason is not None:
-                        choices[-1]["stop_reason"] = delta.stop_reason
-                    if not shape.prompt_at_top:
-                        choices[carrier].update(of_prompt)
-                    elif delta.index == 0:
-                        chunks[carrier].update(of_prompt)
-                started.add(delta.index)
-                if generation.continuous_usage:
-                    chunks = [{**chunk, "usage": totals.usage()} for chunk in chunks]
-                if totals.complete:
-                    if generation.include_usage:
-                        chunks.append({**header, "choices": [], "usage": totals.usage()})
-                    chunks[-1]["metrics"] = totals.metrics()
+                chunks = made.of(delta)
                 sent = sent or bool(chunks)
                 if generation.has_lists:
                     async for piece in paced(json_pieces(_events(chunks)), turn):
@@ -250,6 +224,46 @@ async def event_stream(
         log_failure(error, request_id)
         yield sse_event(as_api_error(error).body())
     yield DONE
+
+
+class _Chunks:
+    """Makes the chunks of one stream, delta by delta."""
+
+    def __init__(self, generation: Generation, shape: ResponseShape) -> None:
+        self._generation, self._shape = generation, shape
+        self._header = _header(generation, shape, shape.chunk_object_name)
+        if generation.include_usage:
+            self._header["usage"] = None
+        self._totals, self._rounds, self._details = Totals(generation), HeldRounds(), _details(generation, shape)
+        self._started: set[int] = set()
+
+    def of(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """Returns the chunks that carry a delta; none if the delta has nothing to show yet."""
+        totals = self._totals
+        totals.add(delta)
+        self._header["system_fingerprint"] = self._generation.fingerprint(delta.weights)
+        choices = self._shape.chunk_choices(delta, is_first=delta.index not in self._started)
+        self._started.add(delta.index)
+        self._rounds.hold(delta.index, delta.rounds)
+        self._details.hold(delta)
+        chunks = [{**self._header, "choices": [choice]} for choice in choices]
+        if choices:
+            self._rounds.hand_over(choices[-1])
+            carrier = _carrier(choices)
+            of_prompt = self._details.hand_over(choices[carrier])
+            if delta.finish_reason is not None:
+                choices[-1]["stop_reason"] = delta.stop_reason
+            if not self._shape.prompt_at_top:
+                choices[carrier].update(of_prompt)
+            elif delta.index == 0:
+                chunks[carrier].update(of_prompt)
+        if self._generation.continuous_usage:
+            chunks = [{**chunk, "usage": totals.usage()} for chunk in chunks]
+        if totals.complete:
+            if self._generation.include_usage:
+                chunks.append({**self._header, "choices": [], "usage": totals.usage()})
+            chunks[-1]["metrics"] = totals.metrics()
+        return chunks
 
 
 def sse_event(body: dict[str, Any]) -> bytes:

@@ -84,9 +84,14 @@ def _part(part: Any, path: str) -> TextPart | OtherPart:
     if part["type"] != "text":
         raise unserved_part(part["type"], path, only_served(readers))
     ignored_fields().pass_over_unknown(part, _TEXT_FIELDS, path)
-    if not isinstance(part.get("text"), str):
-        raise invalid(f"{path}.text", "must be a string")
-    return TextPart(type="text", text=part["text"])
+    return TextPart(type="text", text=string_of(part, "text", path))
+
+
+def string_of(part: Mapping[str, Any], name: str, path: str) -> str:
+    """Returns a field of the object at `path`; raises ApiError, 400, if the field is not a string."""
+    if not isinstance(part.get(name), str):
+        raise invalid(f"{path}.{name}", "must be a string")
+    return part[name]
 
 
 def only_served(kinds: Collection[str] = ()) -> str:

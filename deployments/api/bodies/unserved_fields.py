@@ -281,12 +281,6 @@ CHAT: Mapping[str, Unserved] = {
     "verbosity": passed_over("no chat template reads it", "medium"),
     "web_search_options": passed_over("tools of other services are not run here"),
     "prediction": hint("a guess at the answer saves time, and changes no token"),
-    "service_tier": hint("all requests are served alike"),
-    "store": hint(NO_STATE),
-    "prompt_cache_key": hint("prefixes are cached anyway"),
-    "prompt_cache_options": hint("prefixes are cached anyway"),
-    "prompt_cache_retention": hint("prefixes are cached anyway"),
-    "safety_identifier": hint("it identifies the caller"),
 }
 
 MESSAGE: Mapping[str, Unserved] = {

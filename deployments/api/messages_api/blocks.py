@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, part_readers
+from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, part_readers, string_of
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
@@ -67,10 +67,10 @@ def _user_messages(content: Any, path: str) -> list[dict[str, Any]]:
     for block, where in _blocks(content, path):
         match block.get("type"):
             case "text":
-                parts.append(TextPart(type="text", text=_string(block, "text", where)))
+                parts.append(TextPart(type="text", text=string_of(block, "text", where)))
             case "tool_result":
                 text = _text(block.get("content") or "", f"{where}.content")
-                call_id = _string(block, "tool_use_id", where)
+                call_id = string_of(block, "tool_use_id", where)
                 results.append({"role": "tool", "tool_call_id": call_id, "content": text})
             case str(kind) if kind in readers:
                 parts.append(readers[kind](block, where))
@@ -86,14 +86,14 @@ def _assistant_message(content: Any, path: str) -> dict[str, Any]:
     for block, where in _blocks(content, path):
         match block.get("type"):
             case "text":
-                texts.append(_string(block, "text", where))
+                texts.append(string_of(block, "text", where))
             case "thinking":
-                thoughts.append(_string(block, "thinking", where))
+                thoughts.append(string_of(block, "thinking", where))
             case "redacted_thinking":
                 continue
             case "tool_use":
-                function = {"name": _string(block, "name", where), "arguments": block.get("input")}
-                calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
+                function = {"name": string_of(block, "name", where), "arguments": block.get("input")}
+                calls.append({"id": string_of(block, "id", where), "type": "function", "function": function})
             case kind:
                 raise _unsupported(kind, where)
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
@@ -130,14 +130,8 @@ def _texts(content: Any, path: str) -> list[str]:
     for block, where in _blocks(content, path):
         if block.get("type") != "text":
             raise _unsupported(block.get("type"), where)
-        texts.append(_string(block, "text", where))
+        texts.append(string_of(block, "text", where))
     return texts
-
-
-def _string(block: dict[str, Any], name: str, path: str) -> str:
-    if not isinstance(block.get(name), str):
-        raise invalid(f"{path}.{name}", "must be a string")
-    return block[name]
 
 
 def _unsupported(kind: Any, path: str) -> ApiError:

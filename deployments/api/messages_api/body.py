@@ -8,13 +8,30 @@ from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.request_body import RequestBody
-from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, of_parts
+from wingbeat.deployments.api.bodies.unserved_fields import COMMON, Part, Unserved, hint, of_parts, passed_over, refused
 from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
-from wingbeat.deployments.api.messages_api.unserved import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT
 from wingbeat.deployments.api.parsed.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.parsed.tools import HostedTool, read_tools
 from wingbeat.runtime.scheduling.request import INT32_MAX
+
+ANTHROPIC_PROMPT: Mapping[str, Unserved] = {
+    "mcp_servers": passed_over("tools of other services are not run here", []),
+    "context_management": passed_over("a prompt that is too long is refused, not shortened"),
+    "container": passed_over("tools of other services are not run here"),
+    "speed": hint("all requests are served alike"),
+    "diagnostics": passed_over("the answer has 'metrics'"),
+    "user_profile_id": hint("it identifies the caller"),
+    "betas": hint("what is served is served without a beta's name"),
+    "workspace_id": hint("it identifies the caller"),
+}
+
+ANTHROPIC_MESSAGE: Mapping[str, Unserved] = {
+    **COMMON,
+    **ANTHROPIC_PROMPT,
+    "inference_geo": refused("where texts are computed is a promise that this server cannot give"),
+}
+
 
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 """For error messages: maps the name of a chat completion's field to the name of the Messages API's field."""

@@ -6,13 +6,44 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
-from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, ignored_fields, of_parts
+from wingbeat.deployments.api.bodies.unserved_fields import (
+    CHECKS,
+    COMMON,
+    NO_STATE,
+    TEXT_ALONE,
+    Part,
+    Unserved,
+    hint,
+    ignored_fields,
+    of_parts,
+    passed_over,
+    refused,
+)
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.api.parsed.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.parsed.tools import Function
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
-from wingbeat.deployments.api.responses_api.unserved import RESPONSE
 from wingbeat.runtime.scheduling.request import INT32_MAX
+
+RESPONSE: Mapping[str, Unserved] = {
+    **COMMON,
+    "mm_processor_kwargs": refused("the preprocessing of images and audio cannot be changed"),
+    "previous_input_messages": refused(f"{NO_STATE}: send the whole input", []),
+    "enable_response_messages": passed_over("the answer has no such field", False),
+    "previous_response_id": refused(f"{NO_STATE}: send the whole input"),
+    "conversation": refused(f"{NO_STATE}: send the whole input"),
+    "background": refused(f"{NO_STATE}, so that nobody could fetch the response", False),
+    "background_options": refused(NO_STATE),
+    "prompt": refused(f"{NO_STATE}: send its text"),
+    "top_logprobs": refused("log-probabilities are told in chat completions", 0),
+    "moderation": refused(CHECKS),
+    "access_programs": refused("this server has no access programs"),
+    "image": refused(TEXT_ALONE),
+    "context_management": passed_over("an input that is too long is refused, not shortened", []),
+    "truncation": passed_over("an input that is too long is refused, not shortened", "disabled"),
+    "max_tool_calls": hint("it counts calls of hosted tools, of which there are none"),
+}
+
 
 SAME_IN_CHAT = ("tool_choice", "parallel_tool_calls", "stop", "include_reasoning", "user", "metadata")
 """Fields that have the same name in a chat request, in addition to the fields of `SharedWithChat`."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, part_readers
+from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, part_readers, string_of
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
@@ -56,7 +56,7 @@ class _Conversation:
             case "function_call":
                 self._add_call(item, path)
             case "function_call_output":
-                call_id = _string(item, "call_id", path)
+                call_id = string_of(item, "call_id", path)
                 content = _text(item.get("output"), f"{path}.output")
                 self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case "reasoning":
@@ -79,8 +79,8 @@ class _Conversation:
             self.messages.append({"role": role, "content": content})
 
     def _add_call(self, item: dict[str, Any], path: str) -> None:
-        function = {"name": _string(item, "name", path), "arguments": item.get("arguments")}
-        call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
+        function = {"name": string_of(item, "name", path), "arguments": item.get("arguments")}
+        call = {"id": string_of(item, "call_id", path), "type": "function", "function": function}
         self._open_answer().setdefault("tool_calls", []).append(call)
 
     def _open_answer(self) -> dict[str, Any]:
@@ -92,12 +92,6 @@ class _Conversation:
             message["reasoning"] = "\n".join(self._thoughts)
             self._thoughts = []
         return message
-
-
-def _string(item: dict[str, Any], name: str, path: str) -> str:
-    if not isinstance(item.get(name), str):
-        raise invalid(f"{path}.{name}", "must be a string")
-    return item[name]
 
 
 def _text(content: Any, path: str) -> str:
@@ -142,4 +136,4 @@ def _part_text(part: Any, path: str) -> str:
         message = f"Content parts of type {shown(kind)!r} are not supported; {served}."
         raise ApiError(message, param=f"{path}.type", code="unsupported_value")
     ignored_fields().pass_over_unknown(part, _PART, path)
-    return _string(part, "text", path)
+    return string_of(part, "text", path)

@@ -2,14 +2,14 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import CatalogEntry
 from wingbeat.deployments.log import set_log_level
-from wingbeat.deployments.parts import first_result
-from wingbeat.deployments.replica.engine.engine_operations import operations_of
+from wingbeat.deployments.parts import first_result, merged
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup, own_engine
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
 
 logger = logging.getLogger(__name__)
+
+
+def operations_of(setup: EngineSetup) -> dict[str, Callable[..., Any]]:
+    """Return all operations by name. Their arguments and results must be picklable, because they cross processes."""
+    of_parts = merged("operations", setup.keepers) | merged("engine_operations", setup.engine)
+    return {"reset_prefix_cache": setup.engine.reset_prefix_cache} | of_parts
 
 
 class EngineFigures(NamedTuple):

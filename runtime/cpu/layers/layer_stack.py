@@ -241,10 +241,7 @@ class CpuLayer(SwappedLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: object = None,
-        use_cache: bool | None = False,
+        *args: Any,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -254,15 +251,7 @@ class CpuLayer(SwappedLayer):
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
         if stack is None or rows is None or not stack.fits(rows):
-            return super().forward(
-                hidden_states,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                position_embeddings=position_embeddings,
-                **kwargs,
-            )
+            return super().forward(hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
         return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":

@@ -60,11 +60,9 @@ class StackedDecoder(nn.Module):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        *args: Any,
         position_ids: Tensor | None = None,
-        past_key_values: object = None,
         inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Runs all layers in one step. Runs transformers' code if a layer has hooks, or if the call does not come from
@@ -72,15 +70,7 @@ class StackedDecoder(nn.Module):
         """
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         if rows is None or not self.is_one_step(rows):
-            return super().forward(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                inputs_embeds=inputs_embeds,
-                use_cache=use_cache,
-                **kwargs,
-            )
+            return super().forward(input_ids, *args, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs)
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         return BaseModelOutputWithPast(last_hidden_state=self.run(hidden, position_ids, rows))
 

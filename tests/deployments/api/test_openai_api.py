@@ -10,6 +10,7 @@ from tests.deployments.api.parsed_bodies import CHAT, COMPLETION, chat, completi
 from tests.optional import is_gone
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
+from wingbeat.deployments.api.bodies.unserved_fields import WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from wingbeat.deployments.api.bodies.requests import CompletionBody
     ids=["completions", "chat"],
 )
 def test_no_field_of_the_openai_schema_is_unknown(body, schema, minimal):
-    known = set(body.model_fields) | set(body.unserved)
+    known = set(body.model_fields) | set(body.unserved) | WITHOUT_EFFECT
     assert {name for name in schema.__annotations__ if not is_gone(name)} <= known
     assert body.parse(json.dumps({**minimal, **dict.fromkeys(known - minimal.keys())}).encode())
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.deployments.http_world import URL, app_for
 from tests.deployments.tool_world import ARGUMENTS, CALL, PARSERS, TOKENIZER, WEATHER, ToolPool, events, post
+from wingbeat.deployments.api.bodies.unserved_fields import WITHOUT_EFFECT
 from wingbeat.deployments.api.responses_api.body import ResponsesBody
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 
@@ -39,7 +40,7 @@ def with_client(pool: ToolPool, use):
 
 
 def test_no_field_of_the_openai_schema_is_unknown():
-    known = set(ResponsesBody.model_fields) | set(ResponsesBody.unserved)
+    known = set(ResponsesBody.model_fields) | set(ResponsesBody.unserved) | WITHOUT_EFFECT
     assert set(schema.ResponseCreateParamsBase.__annotations__) <= known
     fields = {**dict.fromkeys(known), "input": "hi"}
     assert ResponsesBody.parse(json.dumps(fields).encode()).as_chat().messages[0].content == "hi"

@@ -6,8 +6,7 @@ from tests.deployments.http_world import byte_tokenizer
 from tests.deployments.tool_world import TEMPLATE
 from wingbeat.deployments.parsing.deepseek import CALL, SECTION, SEPARATOR
 from wingbeat.deployments.parsing.names import REASONING_PARSERS, TOOL_CALL_PARSERS
-from wingbeat.deployments.parsing.recognition import recognise
-from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.parsing.registry import Parsers, recognise
 
 WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 OLD_CALL = "{% for c in m.tool_calls %}"

@@ -9,7 +9,7 @@ import pytest
 from wingbeat.deployments import launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import ServedApplication
-from wingbeat.deployments.ray_guard import guard, head_watch
+from wingbeat.deployments.ray_guard import guard
 from wingbeat.deployments.ray_guard.guard import RayGuard
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
@@ -20,7 +20,7 @@ def test_the_end_of_rays_head_ends_the_process_though_ray_waits_for_it_for_ever(
     fake, left = fake_ray(), threading.Event()
     monkeypatch.setattr(launch, "first_result", lambda name, *given: name == "guard_ray" and RayGuard(*given))
     monkeypatch.setattr(guard, "Watchdog", lambda folder: SimpleNamespace(pid=0, close=lambda: None))
-    monkeypatch.setattr(head_watch, "POLL_S", 0.01)
+    monkeypatch.setattr(guard, "POLL_S", 0.01)
     monkeypatch.setattr(launch.os, "_exit", lambda code: codes.append(code) or left.set())
     codes: list[int] = []
     with subprocess.Popen(["sleep", "600"]) as head:

@@ -7,7 +7,7 @@ import pytest
 from tests.runtime.adaptive.losing_policy import POLICY, SwitchedPolicy
 from tests.runtime.engine.test_drafter_kinds_lossless import PROPOSING, SHORT, kind, sampled_params
 from tests.runtime.models import TREE, Run, engine_config, greedy_params, new_engine
-from wingbeat.runtime.adaptive import following
+from wingbeat.runtime.adaptive import adaptive_speculation
 
 __all__ = ["kind"]
 
@@ -16,7 +16,7 @@ __all__ = ["kind"]
 def test_requests_that_are_followed_late_have_the_text_of_plain_decoding(kind, monkeypatch, request):
     monkeypatch.setattr(POLICY, SwitchedPolicy)
     monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "SURE", 16)
+    monkeypatch.setattr(adaptive_speculation, "SURE", 16)
     speculation = replace(TREE, adaptive=True)
     drafter = kind.drafter(speculation)
     engine = new_engine(kind.ref.loaded, engine_config(speculation), drafter)

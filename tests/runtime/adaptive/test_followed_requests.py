@@ -8,7 +8,7 @@ from tests.runtime.adaptive.losing_policy import POLICY, SwitchedPolicy
 from tests.runtime.hybrids import CONFIGS, hybrid, needs_states
 from tests.runtime.models import TREE, Run, greedy_params, reference
 from tests.runtime.watchers import ContextDrafter, FailingEnd, dense_taps
-from wingbeat.runtime.adaptive import following
+from wingbeat.runtime.adaptive import adaptive_speculation
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 pytestmark = [pytest.mark.few(1), pytest.mark.usefixtures("known_costs")]
@@ -75,8 +75,8 @@ class Plain:
 def plain(rigs, monkeypatch):
     monkeypatch.setattr(POLICY, SwitchedPolicy)
     monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "SURE", SURE)
-    monkeypatch.setattr(following, "ONE_OF", ONE_OF)
+    monkeypatch.setattr(adaptive_speculation, "SURE", SURE)
+    monkeypatch.setattr(adaptive_speculation, "ONE_OF", ONE_OF)
 
     def make(model="llama", **limits):
         return Plain(rigs, model, **limits)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wingbeat.runtime.adaptive.following import ONE_OF, SURE, Following
+from wingbeat.runtime.adaptive.adaptive_speculation import ONE_OF, SURE, Following
 
 pytestmark = pytest.mark.few(6)
 

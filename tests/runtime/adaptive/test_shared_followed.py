@@ -8,7 +8,7 @@ from tests.runtime.adaptive.losing_policy import POLICY, SwitchedPolicy
 from tests.runtime.adaptive.test_followed_requests import ONE_OF, SURE
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, reference
 from tests.runtime.shared_drafter import Verifier, run_all
-from wingbeat.runtime.adaptive import following
+from wingbeat.runtime.adaptive import adaptive_speculation
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.shared_drafters.shared_worker import SharedWorker
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("known_costs")
 def test_a_drafter_that_two_engines_share_catches_up_with_both(monkeypatch):
     monkeypatch.setattr(POLICY, SwitchedPolicy)
     monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "SURE", SURE)
-    monkeypatch.setattr(following, "ONE_OF", ONE_OF)
+    monkeypatch.setattr(adaptive_speculation, "SURE", SURE)
+    monkeypatch.setattr(adaptive_speculation, "ONE_OF", ONE_OF)
     ref, speculation = reference("llama"), replace(TREE, adaptive=True)
     length = min(map(len, ref.continuations))
     worker = SharedWorker(DraftWorker(eagle_drafter(ref.loaded, speculation)))

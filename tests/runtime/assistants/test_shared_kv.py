@@ -193,14 +193,8 @@ def test_trees_equal_those_of_dense_keys(root, speculation, temperatures):
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     world = World(speculation, drafter.taps_size, (2, 9, WINDOW + 2, 40), temperatures)
     world.feed(drafter)
-    slots = world.slots[1:] + world.slots[:1]
-    check(drafter.propose(world.batch(proposals=slots)), world, slots, slow, speculation)
-    count = min(3, speculation.max_path)
-    decodes = [(slot, int(world.lens[slot]) - 1, count - index % 2) for index, slot in enumerate(slots)]
-    for slot, _, accepted in decodes:
-        world.lens[slot] += accepted
-    tree = drafter.draft(world.batch(decodes=decodes, proposals=slots))
-    check(tree, world, slots, slow, speculation)
+    for slots, tree in world.drafted_twice(drafter):
+        check(tree, world, slots, slow, speculation)
 
 
 @pytest.mark.slow

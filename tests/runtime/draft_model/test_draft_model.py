@@ -77,14 +77,8 @@ def test_trees_equal_those_of_full_contexts(speculation, make, temperatures):
     drafter, judge = drafter_of(make(), speculation), make()
     world = World(speculation, 0, (2, 9, 17, 40), temperatures)
     world.feed(drafter)
-    slots = world.slots[1:] + world.slots[:1]
-    check(drafter.propose(world.batch(proposals=slots)), world, slots, judge, speculation)
-    count = min(3, speculation.max_path)
-    decodes = [(slot, int(world.lens[slot]) - 1, count - index % 2) for index, slot in enumerate(slots)]
-    for slot, _, accepted in decodes:
-        world.lens[slot] += accepted
-    tree = drafter.draft(world.batch(decodes=decodes, proposals=slots))
-    check(tree, world, slots, judge, speculation)
+    for slots, tree in world.drafted_twice(drafter):
+        check(tree, world, slots, judge, speculation)
 
 
 @torch.inference_mode()

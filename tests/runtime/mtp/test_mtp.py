@@ -62,14 +62,8 @@ def test_trees_equal_those_of_full_contexts(tmp_path, family, count, speculation
     drafter = new_drafter(tmp_path, speculation)
     world = World(speculation, HIDDEN_SIZE, (2, 9, 17, 40), temperatures)
     world.feed(drafter)
-    slots = world.slots[1:] + world.slots[:1]
-    check(drafter.propose(world.batch(proposals=slots)), world, slots, modules, speculation)
-    accepted = min(3, speculation.max_path)
-    decodes = [(slot, int(world.lens[slot]) - 1, accepted - index % 2) for index, slot in enumerate(slots)]
-    for slot, _, more in decodes:
-        world.lens[slot] += more
-    tree = drafter.draft(world.batch(decodes=decodes, proposals=slots))
-    check(tree, world, slots, modules, speculation)
+    for slots, tree in world.drafted_twice(drafter):
+        check(tree, world, slots, modules, speculation)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tests.cluster.channels.cuda.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE
 from tests.deployments.rollouts.held_engine import NEW, Held
-from wingbeat.deployments.rollouts import rollout_engine
+from wingbeat.deployments.rollouts import weight_transfer
 from wingbeat.deployments.rollouts.ipc.handles import ipc_handles, opened
 
 NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
@@ -73,7 +73,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     def first_result(name: str, info: dict[str, Any], device: torch.device, check: Any) -> Any:
         return opened(info, DEVICE, check, FakeCuda(made)) if "ipc_handles" in info else None
 
-    monkeypatch.setattr(rollout_engine, "first_result", first_result)
+    monkeypatch.setattr(weight_transfer, "first_result", first_result)
     return made
 
 
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_named_before_a_byte_is_written(machine: FakeMachine, t
     spoil, reason = WRONG[what]
     held = Held()
     if what == "vLLM's pickle":
-        held.engine._broadcasts = object()
+        held.engine._transfer._broadcasts = object()
     before = held.do("weight_checksums")
     held.do("start_update")
     assert held.tell("update_weights", spoil(trainer.info())).refused.startswith(reason)

@@ -33,8 +33,8 @@ from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.families import FAMILIES as TRAINED
 from wingbeat.runtime.training.losses import DenseTarget, TopTarget
-from wingbeat.runtime.training.one_pass.anchors import draw_anchors
 from wingbeat.runtime.training.one_pass.block_losses import BlockLoss, LatticeLoss, MarkovLoss, ParallelLoss
+from wingbeat.runtime.training.one_pass.one_pass_families import draw_anchors
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint
 
 SHIFTED = {name for name in FAMILIES if name.startswith("dspark") and name != "dspark-fill-in"}
