@@ -207,13 +207,14 @@ def _check_drafter(settings: PairSettings) -> None:
     """Refuses a head of another verifier, before weights are read.
 
     Raises:
-        ValueError: the message is one line that names the head and both values.
+        ValueError: the head cannot be read, or a size differs; the message is one line that names the head and both
+            values.
     """
     load_config(ConfigFile.read(settings.model))  # raises a better error for a folder that is no causal LM
     try:
         check_fits(settings.drafter.source, TargetDescription.from_checkpoint(settings.model))
     except CheckpointError as error:
-        raise ValueError(f"drafter {settings.drafter.label}: {error}") from error
+        raise type(error)(f"drafter {settings.drafter.label}: {error}") from error
 
 
 def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":

@@ -54,7 +54,7 @@ def named_model(source: str | Path) -> NamedModel | None:
 
 def meant_name(source: str | Path) -> str | None:
     """The short name that is most like a word; None if no name is like it."""
-    return next(iter(get_close_matches(str(source).lower(), MODELS, 1)), None)
+    return next(iter(get_close_matches(str(source).lower(), MODELS, 1, 0.7)), None)
 
 
 def own_head(source: str | Path) -> Path | None:

@@ -67,6 +67,8 @@ def test_a_failure_is_one_line(
 def test_a_name_with_a_typo_is_guessed(words: list[str], model: NamedModel, capsys: pytest.CaptureFixture[str]):
     assert run(*words) == 2
     assert "(did you mean smollm2?)" in capsys.readouterr().err
+    assert run("serve", "llama2") == 2
+    assert "did you mean" not in capsys.readouterr().err
 
 
 def test_a_server_goes_by_the_name(model: NamedModel):
