@@ -14,7 +14,7 @@ from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
 from wingbeat.deployments.parts import first_result, hooks, merged
-from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig, asks_for_graphs
+from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
 from wingbeat.runtime.settings import Settings
@@ -139,14 +139,6 @@ class AppConfig(
         "on two nodes, else cuda_ipc if both are on a GPU (with a fallback if the GPUs cannot share memory), else "
         "shm.",
     )
-    # The literal is the first member of the union, because the help on the command line shows only the values of the
-    # first member.
-    cuda_graphs: Literal["full", "decode_only", "none"] | bool | None = Field(
-        None,
-        description="Replay rounds, and the passes of drafters with weights, as CUDA graphs: 'full' also captures "
-        "rounds with prompt chunks, 'decode_only' only rounds of decodes, 'none' runs everything eagerly. By default "
-        "full on GPUs; true is full and false is none.",
-    )
     num_gpus_per_verifier: float = Field(
         0.0,
         ge=0,
@@ -245,7 +237,6 @@ class AppConfig(
             | {
                 Feature.CPU: (device == "cpu" and not is_open, on),
                 Feature.CUDA: (device == "cuda", on),
-                Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
                 Feature.CUDA_WITHOUT_SHARE: (share == 0 and not is_open, verifier),
                 Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
                 Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),

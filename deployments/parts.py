@@ -46,7 +46,8 @@ The command and HTTP:
   the options, and a line about each argument that is ignored.
 - `speculative_settings(said, beside)`: settings that replace a `speculative_config` of vLLM; `beside` are the other
   settings that were given.
-- `hint(option, write)`: advice for an unknown option; `write` returns a setting's name as the user writes it.
+- `hint(option, own, write)`: advice for an unknown option; `own` are the command's settings, and `write` returns a
+  setting's name as the user writes it.
 - `head_findings(folder, target)`: for a draft head of the part's kind: lines that `inspect` prints, the number of
   parameters, and the numbers per token in the head's KV cache.
 - `inspects(folder, as_json)`: prints a folder of the part's own kind and returns True.

@@ -28,7 +28,8 @@ def folder_problem(folder: str | Path) -> str | None:
     if first_result("named_model", folder) is not None:
         return None
     if not folder.exists():
-        return f"there is no folder {folder}"
+        meant = first_result("meant_name", folder)
+        return f"there is no folder {folder}" + ("" if meant is None else f" (did you mean {meant}?)")
     if not folder.is_dir():
         return _file_problem(folder)
     return None if (folder / "config.json").is_file() else _without_config(folder)

@@ -16,12 +16,14 @@ from wingbeat.kernels import choice
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import FALLBACK, DrafterChoice
-from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.drafters.registry import check_fits, load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import Lender, TargetDescription
 from wingbeat.runtime.hugging_face import first_line, one_line
 from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.refusals import Feature, refuse
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
@@ -159,15 +161,18 @@ def engine_of_pair(
 
     _refuse_what_cannot_run(settings, torch.device(device))
     choose_kernels(settings.engine, torch.device(device), settings.dtype, settings.model)
+    tests_drafter = settings.drafter.has_weights and settings.tests_drafter
+    if tests_drafter and settings.engine_dir is None:  # compiled engines were checked when they were exported
+        _check_drafter(settings)
     loaded, limits, backend = _verifier_of_pair(settings, torch.device(device))
     tokenizer, convention, check = Tokenizer.find(settings.model), None, None
     rules = first_result("request_rules", settings.model, loaded.vocab_size)
     if tokenizer is not None:
         loaded.eos_token_ids |= tokenizer.ends_of_turns(loaded.vocab_size)
     drafter = settings.drafter
-    if drafter.has_weights and settings.tests_drafter:
+    if tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
-        if settings.engine_dir is None:  # compiled engines were checked when they were exported
+        if settings.engine_dir is None:
             convention = first_result("choose_convention", drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             allow_bad = settings.allow_bad_drafter or drafter.automatic
@@ -196,6 +201,20 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     if settings.eight_bits:
         asked[Feature.INT8] = "dtype is int8"
     refuse(asked)
+
+
+def _check_drafter(settings: PairSettings) -> None:
+    """Refuses a head of another verifier, before weights are read.
+
+    Raises:
+        ValueError: the head cannot be read, or a size differs; the message is one line that names the head and both
+            values.
+    """
+    load_config(ConfigFile.read(settings.model))  # raises a better error for a folder that is no causal LM
+    try:
+        check_fits(settings.drafter.source, TargetDescription.from_checkpoint(settings.model))
+    except CheckpointError as error:
+        raise type(error)(f"drafter {settings.drafter.label}: {error}") from error
 
 
 def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":

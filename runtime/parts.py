@@ -24,7 +24,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   that names a config's first impossible field; None if all fields are possible.
 - `other_family(raw, names)`: the error for a checkpoint with this config and these tensor names, if it is a head of
   another family than EAGLE; else None.
-- `another_verifier(raw, shapes, family, target)`: a clause that names the verifier for which a head with this config
+- `another_verifier(raw, shapes, target, is_eagle1)`: a clause that names the verifier for which a head with this config
   and these tensor shapes was made, if the sizes of `target` differ from that verifier's; None if no size differs.
 - `fp8_head(head)`: rounds the linear weights of an EAGLE head to FP8, in place.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the conventions that a head's files leave open,
@@ -101,6 +101,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `library_fingerprint()`: identifies the compiled code with which a machine's speed was measured.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not supported.
 - `named_model(source)`: whether the text is the name of a published model, which `folder_of` resolves; None for others.
+- `meant_name(source)`: the name of a published model that is like a word; None if there is none.
 - `own_head(source)`: the folder of the draft head that comes with Wingbeat for the name of a published model; None if
   there is no such head. `gains_by_suffix(source)`: whether suffix drafts beside that head make it faster on CPUs.
 - `folder_of(source)`: a Hugging Face folder that represents a model file of another format; None for other sources.

@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
@@ -191,7 +192,9 @@ class HttpGuard:
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return route
-        message = f"There is nothing at {shown(scope['path'])!r}."
+        near = get_close_matches(scope["path"], [route.path for route in self._routes], 1, 0.8)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        message = f"There is nothing at {shown(scope['path'])!r}.{meant}"
         raise ApiError(message, status=404, code="unknown_url")
 
     async def _read_body(self, headers: Headers, receive: Receive, room: BodyRoom) -> Receive:

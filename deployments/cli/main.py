@@ -36,7 +36,9 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
-        said = first_result("hint", getattr(error, "option_name", ""), option_name) if args[:1] == ["serve"] else None
+        said = None
+        if args[:1] == ["serve"]:
+            said = first_result("hint", getattr(error, "option_name", ""), AppConfig.model_fields, option_name)
         code = _complain(error.format_message() if said is None else f"{error.option_name}: {said}")
     except (KeyboardInterrupt, typer.Abort):
         code = 130

@@ -1,11 +1,16 @@
 """Opens an engine in the process of a command: model, drafter and limits."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelOptions
@@ -16,6 +21,7 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM
 
+logger = logging.getLogger(__name__)
 DEFAULT_MAX_MODEL_LEN = 2048
 
 
@@ -87,9 +93,26 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        return LLM(channel_factory=InProcessChannel, **config.llm_arguments(max_num_seqs))
+        arguments = config.llm_arguments(max_num_seqs)
+        with loading(config):
+            return LLM(channel_factory=InProcessChannel, **arguments)
     except (ValueError, OSError) as error:
         raise UserError(str(error).strip().splitlines()[0]) from error
+
+
+@contextmanager
+def loading(config: LocalConfig) -> Iterator[None]:
+    """Context manager for the loading of a model: the log gets a line at its beginning. If no log shows the line, it
+    stands on the terminal, with the seconds so far.
+    """
+    text = f"loading the model {config.model or 'of the demo pair'} ({config.shown_load()})"
+    logger.info(text)
+    console = Console(stderr=True)
+    logged = logger.isEnabledFor(logging.INFO) and logger.hasHandlers()
+    told = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
+    with Progress(TimeElapsedColumn(), told, console=console, disable=logged or not console.is_terminal) as bar:
+        bar.add_task(text[:1].upper() + text[1:], total=None)
+        yield
 
 
 def check_device(device: str) -> None:

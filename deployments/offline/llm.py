@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.api.bodies.requests import DEFAULT_MAX_TOKENS
-from wingbeat.deployments.local.engine import LocalConfig
+from wingbeat.deployments.local.engine import LocalConfig, loading
 from wingbeat.deployments.offline.choices import RunningChoice
 from wingbeat.deployments.offline.prompts import (
     Conversation,
@@ -50,7 +50,9 @@ class LLM:
             config = LocalConfig(model=model, drafter=str(drafter), **settings)
         except ValidationError as error:
             raise SettingsError(first_problem(error, LocalConfig)) from None
-        self._llm = llm.LLM(channel_factory=InProcessChannel, **config.llm_arguments(max_num_seqs))
+        arguments = config.llm_arguments(max_num_seqs)
+        with loading(config):
+            self._llm = llm.LLM(channel_factory=InProcessChannel, **arguments)
         self._reader = Reader(self.tokenizer, self.max_model_len, self._llm.engine.loaded.vocab_size)
 
     @property

@@ -17,6 +17,7 @@ from wingbeat.runtime.config import (
     TREE_FIELDS,
     EngineConfig,
     SpeculationConfig,
+    asks_for_graphs,
     default_by_device,
     drawn_tree,
     dtype_name,
@@ -157,6 +158,11 @@ class LoadOptions(ModelFolder):
         """
         return f"{INT8} weights, {resolved} otherwise" if self.rounds_weights() else resolved
 
+    def shown_load(self) -> str:
+        """Returns the dtype and the device of the model, for log lines."""
+        others = " or bfloat16, whichever is faster" if self.tries_bfloat16() else ""
+        return f"{self.shown_dtype(self.resolved_dtype())}{others} on {self.resolved_device()}"
+
     def tries_bfloat16(self) -> bool:
         """Whether the dtype, float32 or bfloat16, is chosen by timing both on this CPU."""
         if self.dtype != "auto" or self.resolved_device() != "cpu":
@@ -245,6 +251,14 @@ class ModelOptions(ModelSettings):
         "startup; torch's operations replace a kernel that does not compile or that differs, with a warning. "
         "'torch' uses torch's operations only, which is slower.",
     )
+    # The literal is the first member of the union, because the help on the command line shows only the values of the
+    # first member.
+    cuda_graphs: Literal["full", "decode_only", "none"] | bool | None = Field(
+        None,
+        description="Replay rounds, and the passes of drafters with weights, as CUDA graphs: 'full' also captures "
+        "rounds with prompt chunks, 'decode_only' only rounds of decodes, 'none' runs everything eagerly. By default "
+        "full on GPUs; true is full and false is none.",
+    )
     deterministic: bool = Field(
         False,
         description="Give each request the same tokens bit for bit, in any dtype, with and without speculation, "
@@ -290,6 +304,7 @@ class ModelOptions(ModelSettings):
         and a phrase that names the setting in error messages.
         """
         return merged("model_asked", self) | {
+            Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
             Feature.INT8: (self.rounds_weights(), "dtype is int8"),

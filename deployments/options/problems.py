@@ -50,7 +50,10 @@ def first_problem(error: ValidationError, config_class: type[BaseModel], write: 
 
 
 def _unknown(name: str, config_class: type[BaseModel], write: Callable[[str], str]) -> str:
-    said, close = first_result("hint", name, write), get_close_matches(name, config_class.model_fields, 1)
+    said, close = (
+        first_result("hint", name, config_class.model_fields, write),
+        get_close_matches(name, config_class.model_fields, 1),
+    )
     if said is None and close:
         said = f"did you mean {write(close[0])}?"
     return f"there is no setting {write(name)}" + ("" if said is None else f": {said}")

@@ -134,9 +134,7 @@ class EngineLife:
 
     async def _load(self) -> None:
         config = self._start.config
-        dtype, device = config.shown_dtype(config.resolved_dtype()), config.resolved_device()
-        dtype += " or bfloat16, whichever is faster" if config.tries_bfloat16() else ""
-        logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
+        logger.info("loading the model %s (%s)", config.model_name(), config.shown_load())
         try:
             started = await self.client.start(self._start)
         except BackendLost:

@@ -6,13 +6,18 @@ find are reported by the engine when it loads the checkpoint.
 
 import errno
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.bound_socket import bind
 from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.start_checks.tokenizer_check import check_tokenizer_file
 from wingbeat.kernels.parts import load_function
-from wingbeat.runtime.drafters.choice import KINDS, holds_modules
+from wingbeat.runtime.drafters.choice import CHECKPOINT, KINDS, holds_modules
+from wingbeat.runtime.folder_kinds import head_problem
+from wingbeat.runtime.parts import first_result
+from wingbeat.runtime.tensor_files import read_fields, tensor_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -54,6 +59,9 @@ def _check_model(config: AppConfig, here: bool) -> None:
     for check in hooks("check_before_start"):
         check(config)
     _check_drafter_name(config, here)
+    choice = config.choice()
+    if wingbeats_own and config.drafter_factory is None and choice.kind == CHECKPOINT:
+        _check_head(Path(choice.source), choice.label, file)
 
 
 def check_address(host: str, port: int) -> None:
@@ -101,6 +109,16 @@ def check_positions(config: AppConfig, name: str, num_positions: int | None) -> 
         raise PreflightError(
             f"max_model_len is {config.max_model_len}: {name} has {num_positions} positions; lower it to that"
         )
+
+
+def _check_head(folder: Path, label: str, model: ConfigFile) -> None:
+    """Refuses a draft head whose config.json names other sizes than the model's; the engine compares tensor shapes."""
+    if not (folder / "config.json").is_file() or head_problem(folder, tensor_files(folder)) is None:
+        return
+    sizes = {name: model.size(name) for name in ("hidden_size", "vocab_size")}
+    target = SimpleNamespace(**sizes, num_layers=model.size("num_hidden_layers"))
+    if (words := first_result("another_verifier", read_fields(folder / "config.json"), {}, target)) is not None:
+        raise PreflightError(f"drafter {label}: {words}")
 
 
 def _check_drafter_name(config: AppConfig, here: bool) -> None:

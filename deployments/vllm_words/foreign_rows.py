@@ -16,6 +16,7 @@ write instead.
 Write = Callable[[str], str]
 """Function from the name of an option or setting to its spelling in messages, such as `--max-num-seqs`."""
 _MOST_SHOWN = 80
+_SETTING = re.compile(r"\{([a-z_]+)\}")
 
 
 class Row(NamedTuple):
@@ -41,7 +42,12 @@ class Translated(NamedTuple):
 
 def written(text: str, write: Write) -> str:
     """Returns the text with each setting in braces replaced by its spelling; braces in quoted values are kept."""
-    return re.sub(r"\{([a-z_]+)\}", lambda found: write(found[1]), text)
+    return _SETTING.sub(lambda found: write(found[1]), text)
+
+
+def settings_named(text: str) -> list[str]:
+    """Returns the settings in braces."""
+    return _SETTING.findall(text)
 
 
 def same(parse: Callable[[Any], Any] = lambda value: value, says: str = "the same") -> Row:

@@ -267,7 +267,7 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "kv_offloading_backend": left_out("the KV cache stays on its device"),
     "kv_transfer_config": refused("prefill and decode run in the same engine; leave it out"),
     "kv_events_config": refused("engines report cached prefixes to routers by themselves; leave it out"),
-    "enforce_eager": becomes("{cuda_graphs} off", _eager, flag=True),
+    "enforce_eager": becomes("{cuda_graphs} none", _eager, flag=True),
     "compilation_config": becomes(
         "a level from 0 to 3 is left out; a `cudagraph_mode` of FULL, FULL_AND_PIECEWISE, FULL_DECODE_ONLY or NONE is "
         "{cuda_graphs}; else refused",

@@ -11,6 +11,7 @@ drafter_kinds = (
         "wingbeat.runtime.assistants.shared_kv_drafter:build_shared_kv",
         folder="",
         claims="wingbeat.runtime.assistants.part:is_assistant",
+        check="wingbeat.runtime.assistants.shared_kv_drafter:check_shared_kv",
     ),
 )
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -135,6 +135,26 @@ class SharedKvDrafter(StagedDrafter):
         return self.pool.causal_segment(0, last[:, None], last, tables)
 
 
+def check_shared_kv(source: str | Path, target: TargetDescription) -> None:
+    """Refuse an assistant of another verifier, from the two folders' configs and tokenizers.
+
+    Raises:
+        CheckpointError: the verifier is of another type or has another hidden size.
+        VocabularyError: assistant and verifier number their tokens differently.
+    """
+    folder = Path(source)
+    config = read_config(folder)
+    if not target.config.model_type.startswith("gemma4"):
+        raise CheckpointError(
+            f"{source} is an assistant of Gemma 4: the verifier is of type {target.config.model_type}"
+        )
+    if config.backbone_hidden_size != target.hidden_size:
+        raise CheckpointError(
+            f"backbone_hidden_size={config.backbone_hidden_size} differs from the target's {target.hidden_size}"
+        )
+    check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
+
+
 def build_shared_kv(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> SharedKvDrafter:
@@ -147,21 +167,13 @@ def build_shared_kv(
         options: options of the drafter.
 
     Raises:
-        CheckpointError: the assistant was made for another verifier.
-        VocabularyError: assistant and verifier number their tokens differently.
+        CheckpointError: the assistant cannot be read, or has other layers than its verifier needs; also the errors of
+            `check_shared_kv`.
     """
+    check_shared_kv(source, target)
     folder = Path(source)
     config = read_config(folder)
     text = config.get_text_config()
-    if not target.config.model_type.startswith("gemma4"):
-        raise CheckpointError(
-            f"{source} is an assistant of Gemma 4: the verifier is of type {target.config.model_type}"
-        )
-    if config.backbone_hidden_size != target.hidden_size:
-        raise CheckpointError(
-            f"backbone_hidden_size={config.backbone_hidden_size} differs from the target's {target.hidden_size}"
-        )
-    check_same_vocabulary(folder, text.vocab_size, target.path, target.vocab_size)
     kv_layers = shared_layers(text, target.config)
     clusters = (config.num_centroids, config.centroid_intermediate_top_k) if config.use_ordered_embeddings else ()
     with torch.device("meta"):

@@ -31,6 +31,9 @@ class DrafterKind(NamedTuple):
     claims: str | None = None
     """Function (config.json, tensor shapes) -> whether a folder holds this kind. None accepts every folder that no
     other kind claims."""
+    check: str | None = None
+    """Function (folder, verifier description) that raises ValueError if the head was made for another verifier, before
+    weights are loaded. If None, `readings` raises this error."""
     readings: str | None = None
     """Function, for heads: (folder, verifier, number of tokens that each convention must be able to draft) -> the
     `HeadConvention`s that the files allow, most likely first."""

@@ -39,6 +39,20 @@ def _kind_of_folder(folder: Path) -> str:
     raise ValueError(f"drafter is {str(folder)!r}: must be {ALLOWED}")
 
 
+def check_fits(source: str | Path, target: TargetDescription) -> None:
+    """Refuse a head that was made for another verifier; reads configs, tensor shapes and tokenizers, but no weights.
+
+    Raises:
+        ValueError: the head's files cannot be read, or a size or the vocabulary differs from the verifier's; the
+            message is one line with both values.
+    """
+    kind = KINDS.get(kind_of(source, target.path))
+    if kind is not None and kind.check is not None:
+        load_function(kind.check)(source, target)
+    elif kind is not None and kind.readings is not None:
+        load_function(kind.readings)(source, target, 1)
+
+
 def load_drafter(
     source: str | Path,
     target: TargetDescription,

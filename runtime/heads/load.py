@@ -81,7 +81,7 @@ class HeadCheckpoint:
         try:
             yield
         except CheckpointError as error:
-            words = first_result("another_verifier", self.raw, self.shapes, self.layout.family, target)
+            words = first_result("another_verifier", self.raw, self.shapes, target, self.layout.family is Family.EAGLE1)
             raise (error if words is None else type(error)(f"{words}: {error}")) from error.__cause__
 
 
@@ -123,7 +123,9 @@ def head_conventions(path: str | Path, target: TargetDescription, num_drafted: i
     """
     checkpoint = read_checkpoint(path)
     with checkpoint.says_whose(target):
-        return checkpoint.conventions(target.num_layers, target.hidden_size)
+        found = checkpoint.conventions(target.num_layers, target.hidden_size)
+        check_vocabulary(checkpoint.config(target.hidden_size, found[0]), target)
+        return found
 
 
 def load_eagle_head(
@@ -207,8 +209,7 @@ def fit_vocabulary(
     Raises:
         CheckpointError: the target has another vocabulary size, or the token map contains ids outside the vocabulary.
     """
-    if config.vocab_size != target.vocab_size:
-        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
+    check_vocabulary(config, target)
     token_ids = draft_token_ids(tensors, config)
     lent = {"embed_tokens.weight": target.embedding}
     if config.draft_vocab_size == config.vocab_size:
@@ -218,6 +219,12 @@ def fit_vocabulary(
     borrowed = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
     tensors |= borrowed
     return token_ids, list(borrowed)
+
+
+def check_vocabulary(config: Vocabularies, target: TargetDescription) -> None:
+    """Raises CheckpointError if head and target have vocabularies of different sizes."""
+    if config.vocab_size != target.vocab_size:
+        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
 
 
 def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:

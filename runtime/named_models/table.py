@@ -1,5 +1,6 @@
 """Table of the models with short names: their files, packages and hashes."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +53,11 @@ def named_model(source: str | Path) -> NamedModel | None:
     """The model with a short name; None for other words, and if a file or folder of that name exists."""
     model = MODELS.get(str(source))
     return None if model is None or Path(source).exists() else model
+
+
+def meant_name(source: str | Path) -> str | None:
+    """The short name that is most like a word; None if no name is like it."""
+    return next(iter(get_close_matches(str(source).lower(), MODELS, 1, 0.7)), None)
 
 
 def own_head(source: str | Path) -> Path | None:

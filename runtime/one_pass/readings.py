@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.load import check_vocabulary
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.load import read_one_pass_checkpoint
-from wingbeat.runtime.one_pass.parallel_eagle import parallel_conventions
+from wingbeat.runtime.one_pass.parallel_eagle import parallel_conventions, read_parallel_config
 
 
 def one_pass_readings(path: str | Path, target: TargetDescription, num_drafted: int) -> tuple[HeadConvention, ...]:
@@ -21,9 +22,10 @@ def one_pass_readings(path: str | Path, target: TargetDescription, num_drafted: 
     Raises:
         CheckpointError: the folder is unreadable, unsupported, or does not fit the target.
     """
-    checkpoint = read_one_pass_checkpoint(path)
+    checkpoint, sizes = read_one_pass_checkpoint(path), (target.hidden_size, target.num_layers)
     if checkpoint.family is OnePassFamily.PEAGLE:
-        return parallel_conventions(checkpoint, target.hidden_size, target.num_layers)
-    readings = checkpoint.conventions(target.hidden_size, target.num_layers)
-    shortest = checkpoint.config(target.hidden_size, target.num_layers).block_size - 1
-    return readings if shortest >= num_drafted else readings[:1]
+        check_vocabulary(read_parallel_config(checkpoint, *sizes)[0], target)
+        return parallel_conventions(checkpoint, *sizes)
+    config, readings = checkpoint.config(*sizes), checkpoint.conventions(*sizes)
+    check_vocabulary(config, target)
+    return readings if config.block_size > num_drafted else readings[:1]

@@ -34,7 +34,7 @@ def test_tools_that_take_no_function_find_the_demo_as_an_application():
         ({"qqq": 1}, "there is no setting qqq"),
         ({"max_num_seqs": "many"}, "max_num_seqs many: input should be a valid integer"),
         ({"speculative_config": {}}, "there is no setting speculative_config: name the drafter: DRAFTER after MODEL"),
-        ({"enforce_eager": True}, "there is no setting enforce_eager: cuda_graphs off"),
+        ({"enforce_eager": True}, "there is no setting enforce_eager: vLLM's option, here cuda_graphs none"),
         ({"drafters": {"num": 0}}, "drafters.num 0: input should be greater than or equal to 1"),
         ({"api_key": 5}, "api_key: input should be"),
         ({"tool_call_parser": "json:loads"}, "tool_call_parser is 'json:loads': must be a class derived"),

@@ -95,8 +95,8 @@ def string_of(part: Mapping[str, Any], name: str, path: str) -> str:
 
 
 def only_served(kinds: Collection[str] = ()) -> str:
-    """Returns the words of an error message that list the supported types, which are text and `kinds`."""
-    return f"only {', '.join(map(repr, ('text', *kinds)))} {'are' if kinds else 'is'}"
+    """Returns the words of an error message that list the supported types: text, and some models' `kinds`."""
+    return "only 'text' is" + (f", and if the model takes them {', '.join(map(repr, kinds))}" if kinds else "")
 
 
 def unserved_part(kind: str, path: str, served: str) -> ApiError:

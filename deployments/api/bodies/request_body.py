@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_args
 
 import pydantic_core
 from pydantic import ConfigDict, ValidationError
@@ -127,7 +128,19 @@ class RequestBody(Part):
     def of_fields(cls, fields: dict[str, Any]) -> Self:
         """Makes the body from parsed fields; raises the errors of `parse`."""
         check_unserved(fields, cls.unserved)
-        return read_part(cls, {name: fields[name] for name in fields if name not in cls.unserved})
+        served = {name: value for name, value in fields.items() if name not in cls.unserved}
+        for name in _integers(cls) & served.keys():
+            # JSON does not tell 16.0 from 16, and some languages write every number with a fraction.
+            if isinstance(served[name], float) and served[name].is_integer():
+                served[name] = int(served[name])
+        return read_part(cls, served)
+
+
+@cache
+def _integers(kind: type[Part]) -> frozenset[str]:
+    """Returns the names of the fields that are integers."""
+    fields = kind.model_fields.items()
+    return frozenset(name for name, field in fields if int in (field.annotation, *get_args(field.annotation)))
 
 
 def read_part(kind: type[Kind], value: Any, path: str = "") -> Kind:
@@ -154,6 +167,8 @@ def invalid_field(error: ValidationError, path: str = "") -> ApiError:
     if first["type"] == "missing":
         return ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     problem = first["msg"][:1].lower() + first["msg"][1:]
+    if first["type"] in ("dict_type", "model_type"):
+        problem = "input should be an object"
     kind = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return ApiError(f"Invalid '{param}': {problem}.", param=param, code=kind)
 

@@ -104,7 +104,7 @@ class GenerationBody(MoreFields, RequestBody):
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and any(self.stream_options.model_dump().values()) and not self.stream:
             raise invalid("stream_options", "is allowed only when 'stream' is true")
         return self
 

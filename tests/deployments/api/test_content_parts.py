@@ -26,3 +26,9 @@ def test_a_model_of_text_refuses_an_image_by_the_field_of_its_type():
         if path != "/v1/messages":
             assert (error["param"], error["code"]) == (f"{field}[0].content[0].type", "unsupported_value")
         assert "not supported" in error["message"]
+
+
+def test_a_list_of_types_promises_no_type_that_the_model_lacks():
+    body = {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}
+    message = call(FakePool(), "/v1/chat/completions", body).json()["error"]["message"]
+    assert message.startswith("Content parts of type 'hologram' are not supported; only 'text' is")

@@ -64,12 +64,25 @@ def test_values_that_a_field_cannot_have_are_named(field, value):
         assert error.code in ("invalid_value", "invalid_type")
 
 
+@pytest.mark.parametrize("field", ["response_format", "stream_options", "speculation", "logit_bias"])
+def test_a_text_in_place_of_an_object_is_told_in_words_of_json(field):
+    assert "object" in refused(completion, **{field: "json_object"}).message
+
+
 def test_fields_that_contradict_each_other_are_named():
     assert refused(chat, top_logprobs=3).param == "top_logprobs"
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "n", "top_k", "seed", "min_tokens", "priority"])
+def test_an_integer_may_be_written_with_a_fraction_of_zero(field):
+    for parse in (completion, chat):
+        assert type(getattr(parse(**{field: 3.0}), field)) is int
+        assert refused(parse, **{field: 3.5}).code == "invalid_type"
+
+
 def test_values_that_ask_for_nothing_are_accepted():
     completion(logprobs=None, suffix="", best_of=2, n=2, presence_penalty=0, frequency_penalty=0.0, logit_bias={})
+    completion(stream_options={"include_usage": False}, stream=False)
     completion(user="u", metadata={"k": "v"}, echo=False, top_k=-1)
     chat(logprobs=False, top_logprobs=0, tools=[], tool_choice="auto", response_format={"type": "text"})
     chat(modalities=["text"], reasoning_effort="none", store=False, parallel_tool_calls=True, user="u")

@@ -32,6 +32,21 @@ class TestPaths:
         assert refusal(call(FakePool(), path, BODY)) == (404, "unknown_url")
 
     @pytest.mark.parametrize(
+        ("path", "meant"),
+        [
+            ("/chat/completions", "/v1/chat/completions"),
+            ("/v1/v1/completions", COMPLETIONS),
+            ("/v1/completions/", COMPLETIONS),
+            ("/api/show", None),
+            ("/v1/" + "x" * 9000, None),
+        ],
+        ids=lambda value: str(value)[:30],
+    )
+    def test_a_path_that_is_nearly_one_is_told_which(self, path, meant):
+        message = call(FakePool(), path, BODY).json()["error"]["message"]
+        assert message.partition("Did you mean ")[2] == (f"'{meant}'?" if meant else "")
+
+    @pytest.mark.parametrize(
         ("method", "path", "allow"),
         [
             ("GET", COMPLETIONS, "POST"),

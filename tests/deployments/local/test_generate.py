@@ -216,3 +216,8 @@ def test_server_and_command_line_take_the_same_drafters(drafter: str, tmp_path: 
 def test_server_and_command_line_refuse_the_same_in_the_same_words(options: type, values: dict, message: str):
     with pytest.raises(ValidationError, match=message):
         options(**values)
+
+
+def test_graphs_can_be_turned_off_without_a_server():
+    assert LocalConfig(cuda_graphs="none").engine_config(1).may_capture is False
+    assert LocalConfig().engine_config(1).may_capture is True

@@ -63,6 +63,14 @@ def test_a_failure_is_one_line(
     assert said in told[0]
 
 
+@pytest.mark.parametrize("words", [["serve", "Smolm2"], ["generate", "--model", "smollm2-135m", "x"]], ids=str)
+def test_a_name_with_a_typo_is_guessed(words: list[str], model: NamedModel, capsys: pytest.CaptureFixture[str]):
+    assert run(*words) == 2
+    assert "(did you mean smollm2?)" in capsys.readouterr().err
+    assert run("serve", "llama2") == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
 def test_a_server_goes_by_the_name(model: NamedModel):
     config = AppConfig(model=NAME)
     assert config.model_names() == (NAME,)

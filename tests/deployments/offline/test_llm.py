@@ -1,6 +1,7 @@
 """`wingbeat.LLM`: texts, token ids and conversations in, texts out; errors are one line that names the argument."""
 
 import io
+import logging
 import re
 import sys
 from pathlib import Path
@@ -206,6 +207,23 @@ def test_progress_of_many_prompts_is_drawn_on_a_terminal(llm: LLM, monkeypatch, 
     llm.generate(prompts, GREEDY, **fields)
     assert ("3/3" in sys.stderr.getvalue()) is shown
     assert shown or not sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("level", "stream", "shown"),
+    [(logging.WARNING, Terminal, 1), (logging.WARNING, io.StringIO, 0), (logging.INFO, Terminal, 0)],
+    ids=str,
+)
+def test_a_model_that_loads_is_told_once_on_a_terminal_or_in_the_log(
+    chat_model: Path, monkeypatch, caplog, level: int, stream: type, shown: int
+):
+    monkeypatch.setattr(sys, "stderr", stream())
+    monkeypatch.setenv("TERM", "dumb")  # a line is written once, when loading ends
+    with caplog.at_level(level, "wingbeat"):
+        wingbeat.LLM(chat_model, "none", max_num_seqs=1, max_model_len=64, dtype="float32", device="cpu")
+    line = f"oading the model {chat_model} (float32 on cpu)"
+    assert "".join(sys.stderr.getvalue().split()).count("".join(line.split())) == shown
+    assert sum(line in text for text in caplog.messages) == (level == logging.INFO)
 
 
 @pytest.mark.parametrize(

@@ -439,9 +439,26 @@ def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
     assert not fields & names
     named = []
     for name in names:
-        assert foreign_names.hint(name, lambda setting: named.append(setting) or setting) is not None
+        said = foreign_names.hint(name, fields, lambda setting: named.append(setting) or setting)
+        assert said is not None
+        assert is_gone(name) or "wingbeat serve has" not in said
     assert {name for name in named if not is_gone(name)} <= fields
-    assert foreign_names.hint("--max-model-len") is None
+    assert foreign_names.hint("--max-model-len", fields) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("enforce_eager", "vLLM's option, here cuda_graphs none"),
+        ("num_gpu_blocks_override", "vLLM's option, here num_kv_blocks; only wingbeat serve has num_kv_blocks"),
+        ("gpu_memory_utilization", "only wingbeat serve has it"),
+        ("seed", "vLLM's option, here left out: a request gives its own `seed`"),
+        ("max_model_len", None),
+        ("max_modle_len", None),
+    ],
+)
+def test_hints_of_other_commands_name_no_setting_that_they_lack(option: str, said: str | None):
+    assert foreign_names.hint(option, {"cuda_graphs", "max_model_len"}) == said
 
 
 def test_the_document_names_every_option():

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec
+from tests.runtime.heads.test_refused_early import start
 from tests.runtime.models import (
     CHAIN,
     HIDDEN_SIZE,
@@ -317,3 +318,9 @@ def test_heads_of_other_verifiers_are_refused(root, tmp_path):
     drafter = build(folders, CHAIN)
     with pytest.raises(ValueError, match="taps of size 64: 224 needed"):
         drafter.resize(channel_spec(CHAIN, 64), 1, 1)
+
+
+def test_an_assistant_of_another_verifier_is_refused_before_weights_are_read(root, tmp_path, monkeypatch):
+    random_head(head_config(backbone_hidden_size=48)).save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ValueError, match=r"^drafter narrow: backbone_hidden_size=48 differs from the target's 64"):
+        start(saved(root)[0], tmp_path / "narrow", monkeypatch)

@@ -4,7 +4,6 @@ import pytest
 
 from tests.runtime.heads.head_folder import HIDDEN, edit_config, load, target_of
 from wingbeat.runtime.belonging.another_verifier import another_verifier
-from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import CheckpointError
 
 GIVEN = target_of(160, 24, 4096)
@@ -33,22 +32,27 @@ GIVEN = target_of(160, 24, 4096)
             {},
             "org/base, of 9 words; this one has 4096 words",
         ),
+        (
+            {"dflash_config": {"target_hidden_size": 64, "target_layer_ids": [1, 30]}, "num_target_layers": 36},
+            {},
+            "one of hidden size 64 and 36 layers; this one has hidden size 160 and 24 layers",
+        ),
     ],
-    ids=["width and words", "stated width", "token map", "deep taps", "named"],
+    ids=["width and words", "stated width", "token map", "deep taps", "named", "one-pass"],
 )
 def test_what_the_files_tell_of_another_verifier_is_said(raw: dict, shapes: dict, words: str):
-    assert another_verifier(raw, shapes, Family.EAGLE3, GIVEN) == f"it belongs to another verifier, {words}"
+    assert another_verifier(raw, shapes, GIVEN) == f"the head belongs to another verifier, {words}"
 
 
 def test_a_head_of_this_verifier_and_one_that_tells_nothing_are_not_called_another_ones():
     fits = {"vocab_size": 4096, "eagle_aux_hidden_state_layer_ids": [1, 11, 20]}
-    assert another_verifier(fits, {"fc.weight": (160, 480)}, Family.EAGLE3, GIVEN) is None
-    assert another_verifier({}, {}, Family.EAGLE1, GIVEN) is None
+    assert another_verifier(fits, {"fc.weight": (160, 480)}, GIVEN) is None
+    assert another_verifier({}, {}, GIVEN, is_eagle1=True) is None
 
 
 @pytest.mark.parametrize("hidden", [HIDDEN // 2, HIDDEN * 2])
 def test_another_verifiers_head_is_called_so_where_it_is_loaded(folder, hidden: int):
     edit_config(folder, drop=("target_hidden_size",))
-    words = f"it belongs to another verifier, one of hidden size {HIDDEN}; this one has hidden size {hidden}: "
+    words = f"the head belongs to another verifier, one of hidden size {HIDDEN}; this one has hidden size {hidden}: "
     with pytest.raises(CheckpointError, match=words):
         load(folder, hidden_size=hidden)
