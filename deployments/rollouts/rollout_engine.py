@@ -15,12 +15,12 @@ from torch import Tensor
 from wingbeat.deployments.parts import first_result
 from wingbeat.deployments.rollouts.announced import PACKED_BYTES, PIECE_BYTES, announced_tensors
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, OperationResult
+from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.sleep_memory import TAGS, WEIGHTS, memory_of
 from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_checkpoint, read_files
-from wingbeat.runtime.rollouts.virtual_memory import GpuMemoryError
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class RolloutEngine:
         for tag in TAGS if tags is None else tags:
             try:
                 self._memory.restore(tag)
-            except GpuMemoryError as error:
+            except CudaError as error:
                 raise WrongOrder(f"the device has no memory for the {tag}: {error}") from None
             self._asleep.discard(tag)
         if not self._asleep:
