@@ -11,7 +11,8 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   for fixed trees. `host_speculation(runner)`: the class of that object for a runner from `host_round`.
 - `pruner(num_slots, max_depth, device)`: a `round.rows.Pruner` for an engine that adapts trees.
 - `whole_rounds(runner, worker, end)`: the rounds of an engine's runner and of the drafter in its process that are
-  captured as one graph, see `one_graph.whole_rounds`; None if there are none.
+  captured as one graph, see `one_graph.whole_rounds`; None if there are none. `num_whole_rounds(config)`: the maximum
+  number of these graphs.
 - `growth_rule(outcome, header)`: a `drafters.base.GrowthRule`, read from the outcome of an engine that adapts trees;
   None if every level is grown.
 - `bin_edges()`: boundaries of the bins of `Outcome.acceptance_table`, as log-probabilities.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_stages import DraftStages
 from wingbeat.runtime.drafters.growth import SlotTables
@@ -23,8 +24,12 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.runner import ModelRunner
+from wingbeat.runtime.round.shapes import round_shapes
 from wingbeat.runtime.round.slots import DecodeRows
 from wingbeat.runtime.scheduling.plan import SchedulerOutput
+
+_CHOICES = (Choosing.GREEDY, Choosing.SAMPLED)
+"""Kinds of token choice that are captured."""
 
 
 class WholeRounds:
@@ -53,7 +58,7 @@ class WholeRounds:
         buckets = [Bucket(size, self._num_nodes) for size in self._sizes]
         self._runners = {
             how: GraphRunner(Stage.WHOLE_ROUND, self._stage(how), self._graphs.tree_padding, buckets, self._graphs.pool)
-            for how in (Choosing.GREEDY, Choosing.SAMPLED)
+            for how in _CHOICES
         }
         self._graphs.pool.capture(*self._runners.values())
 
@@ -134,3 +139,9 @@ def whole_rounds(runner: ModelRunner, worker: DraftWorker, end: DrafterEnd) -> W
         return worker.ends == [end] and drafter.stages is stages and not worker.observer.has_work
 
     return WholeRounds(runner, stages, end.token_ids, is_free)
+
+
+def num_whole_rounds(config: EngineConfig) -> int:
+    """Maximum number of graphs that `WholeRounds` captures."""
+    shapes = round_shapes(config).decodes.get(config.speculation.num_nodes)
+    return 0 if shapes is None or config.speculation.adaptive else len(_CHOICES) * len(shapes.forwards)
