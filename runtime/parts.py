@@ -38,7 +38,8 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   rules to a drafter's logits, whose columns have these token ids.
 - `drawn_tree(given)`: a `config.DrawnTree` from a user's value; raises ValueError if the value is no tree.
 - `tree_table(tree, num_reqs, top_k, device)`: growth of drawn trees, as `kernels.tree.table.TreeTable`.
-- `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`.
+- `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`. `lean_rounds(config)`: whether rounds that
+  do not use the part's feature are captured apart, see `Feature.can_be_absent`.
 - `masker(request, grammar)`: a `scheduling.sequence.TokenMasker` for a request with masks. `token_masks(tables)`: fills
   the masks of a round, see `masks.allowed_tokens.TokenMasks`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: a compiler of requests' grammars, see `scheduling.maskers`.

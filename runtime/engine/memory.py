@@ -252,6 +252,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
+    engine.runner.builder.may_be_lean = False
     # allocated now so that the tables are included in the measurement; otherwise the first request with a penalty
     # would allocate the tables
     engine.slots.processors.allocate()
