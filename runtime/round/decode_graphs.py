@@ -99,6 +99,7 @@ class DecodeGraphs:
         self.shapes, shapes = round_shapes(config)
         optional = any(feature.can_be_absent for feature in fixed.builder.features)
         self.variants = variants(config) if optional else (False,)
+        self._has_lean = True in self.variants
         self.buffers = ForwardBuffers()
         self.prompts: Any = None if shapes is None else first_result("prompt_graphs", self, shapes, last_position)
         """Graphs of rounds with prompt chunks; None if no part captures them."""
@@ -130,7 +131,7 @@ class DecodeGraphs:
 
     def is_lean(self, plan: SchedulerOutput) -> bool:
         """Whether the lean graphs hold a round, see `BatchBuilder.is_lean`."""
-        return True in self.variants and self.fixed.builder.is_lean(plan)
+        return self._has_lean and self.fixed.builder.is_lean(plan)
 
     def forward(
         self,
@@ -181,7 +182,7 @@ class DecodeGraphs:
 
     def _forward(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
         """Runs a forward pass over decodes alone."""
-        result, lean = None, self.is_lean(plan)
+        result, lean = None, self._has_lean and self.is_lean(plan)
         if self._holds(rows, num_nodes):
             sizes = self.shapes[num_nodes].forwards
             self.replay(self._forwards[num_nodes, lean], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
