@@ -123,9 +123,9 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   settings do not request one.
 - `extend_engine(directory, loaded, device)`: extends a verifier that a compiled engine runs.
 - `embedded_rows(columns)`: rows of an engine's batch that have their own embeddings; None without such rows.
-- `visual_of(loaded)`, `export_visual(loaded, visual, limits, ops, file)`, `visual_profiles(limits)`: for an engine
-  directory, the config of the vision encoder, the encoder's export to an ONNX file, and the sizes for which the encoder
-  is built.
+- `encoder_of(loaded)`, `export_encoder(loaded, encoder, limits, ops, file)`, `encoder_profiles(limits)`: for an engine
+  directory, the config of the vision or audio encoder, the encoder's export to an ONNX file, and the sizes for which
+  the encoder is built.
 - `open_drafter(settings, device)`: a drafter from the engine directory; None for kinds that torch runs.
 - `graph_limits`, `graph_fields`: fields of `tensorrt.limits.Limits` and of `BaseEngineConfig` by name, as
   `pydantic.create_model` takes them.
