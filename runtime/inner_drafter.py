@@ -64,9 +64,10 @@ class InnerDrafter:
         self.worker = self._load(self._lender(loaded))
         if self.worker is None:
             return DrafterNeeds()
+        drafter = self.worker.drafter
         if convention is not None:
-            self.worker.drafter.read_as(convention)
-        return self.worker.drafter.needs
+            drafter.read_as(convention)
+        return drafter.needs._replace(in_engine=drafter.device.type == "cuda")
 
     def take(self, engine: "Engine", convention: HeadConvention | None, channel_factory: ChannelFactory) -> None:
         """Attaches the drafter to the engine. If the drafter raises in a later round, the engine breaks.

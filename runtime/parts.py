@@ -11,7 +11,8 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   for fixed trees. `host_speculation(runner)`: the class of that object for a runner from `host_round`.
 - `pruner(num_slots, max_depth, device)`: a `round.rows.Pruner` for an engine that adapts trees.
 - `whole_rounds(runner, worker, end)`: the rounds of an engine's runner and of the drafter in its process that are
-  captured as one graph, see `one_graph.whole_rounds`; None if there are none.
+  captured as one graph, see `one_graph.whole_rounds`; None if there are none. `num_whole_rounds(config)`: the maximum
+  number of these graphs.
 - `growth_rule(outcome, header)`: a `drafters.base.GrowthRule`, read from the outcome of an engine that adapts trees;
   None if every level is grown.
 - `bin_edges()`: boundaries of the bins of `Outcome.acceptance_table`, as log-probabilities.
@@ -37,7 +38,8 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   rules to a drafter's logits, whose columns have these token ids.
 - `drawn_tree(given)`: a `config.DrawnTree` from a user's value; raises ValueError if the value is no tree.
 - `tree_table(tree, num_reqs, top_k, device)`: growth of drawn trees, as `kernels.tree.table.TreeTable`.
-- `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`.
+- `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`. `lean_rounds(config)`: whether rounds that
+  do not use the part's feature are captured apart, see `Feature.can_be_absent`.
 - `masker(request, grammar)`: a `scheduling.sequence.TokenMasker` for a request with masks. `token_masks(tables)`: fills
   the masks of a round, see `masks.allowed_tokens.TokenMasks`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: a compiler of requests' grammars, see `scheduling.maskers`.
@@ -122,9 +124,9 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   settings do not request one.
 - `extend_engine(directory, loaded, device)`: extends a verifier that a compiled engine runs.
 - `embedded_rows(columns)`: rows of an engine's batch that have their own embeddings; None without such rows.
-- `visual_of(loaded)`, `export_visual(loaded, visual, limits, ops, file)`, `visual_profiles(limits)`: for an engine
-  directory, the config of the vision encoder, the encoder's export to an ONNX file, and the sizes for which the encoder
-  is built.
+- `encoder_of(loaded)`, `export_encoder(loaded, encoder, limits, ops, file)`, `encoder_profiles(limits)`: for an engine
+  directory, the config of the vision or audio encoder, the encoder's export to an ONNX file, and the sizes for which
+  the encoder is built.
 - `open_drafter(settings, device)`: a drafter from the engine directory; None for kinds that torch runs.
 - `graph_limits`, `graph_fields`: fields of `tensorrt.limits.Limits` and of `BaseEngineConfig` by name, as
   `pydantic.create_model` takes them.

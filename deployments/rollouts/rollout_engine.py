@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.rollouts.weight_transfer import WeightTransfer
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, OperationResult
+from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.sleep_memory import TAGS, WEIGHTS, memory_of
 from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder
-from wingbeat.runtime.rollouts.virtual_memory import GpuMemoryError
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class RolloutEngine:
         for tag in TAGS if tags is None else tags:
             try:
                 self._memory.restore(tag)
-            except GpuMemoryError as error:
+            except CudaError as error:
                 raise WrongOrder(f"the device has no memory for the {tag}: {error}") from None
             self._asleep.discard(tag)
         if not self._asleep:

@@ -42,6 +42,8 @@ class DrafterNeeds(NamedTuple):
     held_bytes: int = 0
     """Bytes of GPU memory that the loaded drafter holds (weights and all else), if the drafter runs on the GPU in its
     own process."""
+    in_engine: bool = False
+    """Whether the drafter runs on the GPU in the engine's process."""
 
 
 class GrowthRule(Protocol):

@@ -185,7 +185,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
         loaded, config, (pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs), PIECE_ROWS)
     )
     drafter = 0
-    if config.drafter_beside and needs.held_bytes:
+    if config.drafter_beside and (needs.held_bytes or needs.in_engine):
         shape = config.speculation
         levels = config.max_num_seqs * shape.draft_top_k * loaded.vocab_size * 4
         drafter = 2 * levels
@@ -194,6 +194,8 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             # Each depth is captured a second time for requests with sampling rules, which keep both tempered and plain
             # logits.
             stages = (2 * shape.max_path - 1) * len(batches) + len(PROMPT_SIZES)
+            if needs.in_engine:
+                stages += sum(num_whole(config) for num_whole in hooks("num_whole_rounds"))
             drafter += levels + config.max_num_seqs * RULE_BYTES * loaded.vocab_size + stages * GRAPH_BYTES
     logger.info(
         "measured the memory of the largest round: %.0f MiB, of its graphs %.0f MiB, of the drafter's passes %.0f MiB",
@@ -250,6 +252,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
+    engine.runner.builder.may_be_lean = False
     # allocated now so that the tables are included in the measurement; otherwise the first request with a penalty
     # would allocate the tables
     engine.slots.processors.allocate()

@@ -41,12 +41,14 @@ def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
     requests = greedy[:_NUM_TEXTS] + sampled[:_NUM_TEXTS]
 
     def both() -> tuple[list[list[int]], list[list[int]]]:
-        written = []
+        written, builder = [], engine.runner.builder
         for graphs.pool.paused in (True, False):
-            written.append([_write(engine, [request]) for request in requests])
-            engine.forget()  # clears the prefix cache, so that prompts are computed again
-            written[-1].append(_write(engine, requests))
-            engine.forget()
+            written.append([])
+            for builder.may_be_lean in (False, True) if True in graphs.variants else (True,):
+                written[-1] += [_write(engine, [request]) for request in requests]
+                engine.forget()  # clears the prefix cache, so that prompts are computed again
+                written[-1].append(_write(engine, requests))
+                engine.forget()
         return written[0], written[1]
 
     eager, replayed = bounded_step("replaying CUDA graphs", LIMIT_S, "start with --no-cuda-graphs", both)

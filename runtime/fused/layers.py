@@ -246,7 +246,8 @@ class FusedLayer(SwappedLayer, Joined):
         attended = self._half(normed, position_embeddings, rows)
         mixed = self._summed(self._added(multiply(attn.o_proj, self._few["o"], attended), attended, 1, rows))
         normed, total = ops.add_rms_norm(mixed, before, *norm_of(self.post_attention_layernorm))
-        if self._half.add is None and isinstance(self._gate_up, Product) and self._gate_up.takes(len(normed)):
+        nothing_added = self._half.add is None or not rows.columns
+        if nothing_added and isinstance(self._gate_up, Product) and self._gate_up.takes(len(normed)):
             active = self._gate_up.gated(normed)
         else:
             active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 check_limits = "wingbeat.runtime.lora.settings:check_limits"
 engine_settings = "wingbeat.runtime.lora.settings:ENGINE_SETTINGS"
+lean_rounds = "wingbeat.runtime.lora.settings:has_adapters"
 
 
 def other_folder(folder: "Path") -> str | None:

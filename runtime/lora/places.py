@@ -83,6 +83,7 @@ class Adapters(Feature):
     """The LoRA feature: determines the adapter of each row."""
 
     kind = AdapterRows
+    can_be_absent = True
 
     def __init__(self, adapters: AdapterPlaces, slots: SlotState) -> None:
         self.adapters = adapters
@@ -98,10 +99,12 @@ class Adapters(Feature):
         if self._any:
             self._ids[seq.slot].fill_(seq.seat)
 
-    def column(self, placed: Placed) -> AdapterRows | None:
+    def is_used(self, plan: SchedulerOutput) -> bool:
+        """See `Feature.is_used`."""
+        return any(seq.seat for seq in plan.decodes) or any(chunk.seq.seat for chunk in plan.chunks)
+
+    def column(self, placed: Placed) -> AdapterRows:
         """See `Feature.column`."""
-        if placed.on_host and placed.plan is not None and not any(seq.seat for seq in _sequences(placed.plan)):
-            return None
         return self.adapters.rows_of(self._ids[placed.slots], placed.on_host)
 
     @contextmanager
@@ -116,9 +119,3 @@ class Adapters(Feature):
 
 def _names(seqs: Iterable[Sequence]) -> str:
     return ",".join(sorted({seq.request.variant.name for seq in seqs if seq.request.variant is not None}))
-
-
-def _sequences(plan: SchedulerOutput) -> Iterator[Sequence]:
-    yield from plan.decodes
-    for chunk in plan.chunks:
-        yield chunk.seq

@@ -27,3 +27,8 @@ def check_limits(config: "EngineConfig") -> None:
         raise ValueError(
             f"max_loras is {config.max_loras} and max_lora_rank is {config.max_lora_rank}: use at least 0 and 1"
         )
+
+
+def has_adapters(config: "EngineConfig") -> bool:
+    """Whether an engine serves adapters; rounds without them are then captured apart."""
+    return config.max_loras > 0

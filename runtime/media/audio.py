@@ -11,22 +11,26 @@ from wingbeat.runtime.media.media_input import AUDIO
 if TYPE_CHECKING:
     from torch import Tensor
 
+FEATURES = "input_features"
+"""Name of the encoders' spectrograms, float32 [num_windows, mel bins, frames per window]."""
 _CONVOLVED = 2
 """Number of spectrogram frames per encoder position."""
 
 
-def _family(mask: str, pooled: int, **fields: Any) -> MediaFamily:
+def _family(mask: str, pooled: int, tower: "Callable[[Any, Tensor, Tensor], Tensor]", **fields: Any) -> MediaFamily:
     """Returns a family with a Whisper encoder, in which `pooled` encoder positions become one token.
 
     Args:
         mask: the encoder's input name of the frame mask: int [num_windows, frames per window].
+        tower: function (model, spectrograms, frame mask) -> output of the encoder, whose rows are tokens.
     """
 
     def num_tokens(config: Any, arrays: Mapping[str, np.ndarray]) -> int:
         positions = -(-arrays[mask].sum(axis=-1) // _CONVOLVED)
         return int((positions // pooled).sum())
 
-    return MediaFamily(("input_features", mask), num_tokens, _noise(mask, pooled), kind=AUDIO, **fields)
+    padded = _padded(tower, mask, pooled)
+    return MediaFamily((FEATURES, mask), num_tokens, _noise(mask, pooled), kind=AUDIO, padded=padded, **fields)
 
 
 def window_shape(config: Any) -> tuple[int, int]:
@@ -42,31 +46,57 @@ def _noise(mask: str, pooled: int) -> Callable[[Any, int, int], dict[str, np.nda
         count = -(-num_frames // width)
         features = np.random.default_rng(rows + columns).standard_normal((count, height, width), dtype=np.float32)
         heard = np.arange(count * width).reshape(count, width) < num_frames
-        return {"input_features": features, mask: heard.astype(np.int64)}
+        return {FEATURES: features, mask: heard.astype(np.int32)}
 
     return example
 
 
-def _qwen2_audio_features(model: Any, tensors: "dict[str, Tensor]") -> "Tensor":
-    """Computes Qwen2-Audio's audio embeddings [num_audio_tokens, hidden_size]; transformers has no method for them."""
+def _padded(
+    tower: "Callable[[Any, Tensor, Tensor], Tensor]", mask: str, pooled: int
+) -> "Callable[[Any, dict[str, Tensor]], tuple[Tensor, Tensor]]":
+    """Returns `MediaFamily.padded`; the arguments are those of `_family`."""
+
+    def padded(model: Any, tensors: "dict[str, Tensor]") -> "tuple[Tensor, Tensor]":
+        import torch
+
+        features, frames = tensors[FEATURES], tensors[mask]
+        embeddings = model.model.multi_modal_projector(tower(model, features, frames))
+        index = torch.arange(embeddings.shape[1], device=features.device)
+        return embeddings, index < (_num_positions(frames) // pooled)[:, None]
+
+    return padded
+
+
+def _num_positions(frames: "Tensor") -> "Tensor":
+    """Number of encoder positions of each window that are no padding, int64 [num_windows]."""
+    return (frames.sum(-1) + 1) // _CONVOLVED
+
+
+def _qwen2_audio(model: Any, features: "Tensor", frames: "Tensor") -> "Tensor":
     import torch
     from transformers.masking_utils import create_bidirectional_mask
 
-    features, tower = tensors["input_features"], model.model.audio_tower
-    positions, tokens = tower._get_feat_extract_output_lengths(tensors["feature_attention_mask"].sum(-1))
-    index = torch.arange((features.shape[-1] - 2) // 2 + 1, device=features.device)
+    tower, index = model.model.audio_tower, torch.arange(frames.shape[-1] // _CONVOLVED, device=features.device)
     mask = create_bidirectional_mask(
         config=tower.config,
         inputs_embeds=features.new_zeros(len(features), len(index), 1),
-        attention_mask=(index < positions[:, None]).long(),
+        attention_mask=index < _num_positions(frames)[:, None],
     )
-    hidden = model.model.multi_modal_projector(tower(features, attention_mask=mask).last_hidden_state)
-    return hidden[index[: hidden.shape[1]] < tokens[:, None]]
+    return tower(features, attention_mask=mask).last_hidden_state
+
+
+def _audio_flamingo(model: Any, features: "Tensor", frames: "Tensor") -> "Tensor":
+    return model.model.audio_tower(features, input_features_mask=frames).last_hidden_state
+
+
+def _glm_asr(model: Any, features: "Tensor", frames: "Tensor") -> "Tensor":
+    hidden, config = model.model.audio_tower(features).last_hidden_state, model.config.audio_config
+    return hidden.reshape(len(features), -1, config.intermediate_size)
 
 
 AUDIOS = {
-    "qwen2_audio": _family("feature_attention_mask", 2, features=_qwen2_audio_features, windows=False),
-    "audioflamingo3": _family("input_features_mask", 2),
-    "glmasr": _family("input_features_mask", 4),
+    "qwen2_audio": _family("feature_attention_mask", 2, _qwen2_audio, windows=False),
+    "audioflamingo3": _family("input_features_mask", 2, _audio_flamingo),
+    "glmasr": _family("input_features_mask", 4, _glm_asr),
 }
 """Families by model_type of the whole model."""

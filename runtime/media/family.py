@@ -28,9 +28,9 @@ class MediaFamily:
     returns arrays. The medium has rows * columns tokens, if the family allows media of any size.
     """
     kind: str = IMAGE
-    features: Callable[[Any, dict[str, Any]], Any] | None = None
-    """Function (model, inputs as tensors) -> embeddings [num_tokens, hidden_size], for models whose class in
-    transformers has no method that computes them.
+    padded: Callable[[Any, dict[str, Any]], tuple[Any, Any]] | None = None
+    """Function (model, inputs as tensors) -> embeddings of whole windows of sound, [num_windows, tokens per window,
+    hidden_size], and which of these are no padding, bool [num_windows, tokens per window]; None for images.
     """
     windows: bool = True
     """Whether a sound longer than the encoder's window is split into windows; if False, an error is raised for longer
@@ -51,9 +51,10 @@ class MediaFamily:
 
     def encode(self, model: Any, tensors: dict[str, Any]) -> Any:
         """Encodes inputs with a transformers model; returns embeddings, or an output object that contains them."""
-        if self.features is not None:
-            return self.features(model, tensors)
-        return getattr(model, f"get_{self.kind}_features")(**tensors)
+        if self.padded is not None:
+            embeddings, heard = self.padded(model, tensors)
+            return embeddings[heard]
+        return model.get_image_features(**tensors)
 
     def medium(self, config: Any, start: int, arrays: Mapping[str, np.ndarray]) -> MediaInput:
         """Builds the `MediaInput` of a medium whose tokens begin at `start`."""

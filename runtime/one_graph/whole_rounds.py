@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_stages import DraftStages
 from wingbeat.runtime.drafters.growth import SlotTables
@@ -23,8 +24,12 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.runner import ModelRunner
+from wingbeat.runtime.round.shapes import round_shapes, variants
 from wingbeat.runtime.round.slots import DecodeRows
 from wingbeat.runtime.scheduling.plan import SchedulerOutput
+
+_CHOICES = (Choosing.GREEDY, Choosing.SAMPLED)
+"""Kinds of token choice that are captured."""
 
 
 class WholeRounds:
@@ -52,8 +57,11 @@ class WholeRounds:
             stages.growth.prepare(self._sizes)
         buckets = [Bucket(size, self._num_nodes) for size in self._sizes]
         self._runners = {
-            how: GraphRunner(Stage.WHOLE_ROUND, self._stage(how), self._graphs.tree_padding, buckets, self._graphs.pool)
-            for how in (Choosing.GREEDY, Choosing.SAMPLED)
+            (how, lean): GraphRunner(
+                Stage.WHOLE_ROUND, self._stage(how, lean), self._graphs.tree_padding, buckets, self._graphs.pool
+            )
+            for how in _CHOICES
+            for lean in self._graphs.variants
         }
         self._graphs.pool.capture(*self._runners.values())
 
@@ -68,22 +76,26 @@ class WholeRounds:
             return False
         if not all(seq.draft.complete and not seq.draft.num_deferred and seq.masker is None for seq in decodes):
             return False
-        choosing = Choosing.of([seq.request.params for seq in decodes])
-        if choosing not in self._runners or not self._runners[choosing].has_graphs:
+        runner = self._runners.get(self._kind(plan))
+        if runner is None or not runner.has_graphs:
             return False
         rules = self._state.published_rules
         return (rules is None or not rules.kinds(decodes)) and self._is_free()
 
     def replay(self, plan: SchedulerOutput, rows: DecodeRows) -> AcceptedPaths:
         """Enqueues the graph of a round for which `takes` is True. The result is valid until the next replay."""
-        runner = self._runners[Choosing.of([seq.request.params for seq in plan.decodes])]
+        runner = self._runners[self._kind(plan)]
         bucket = Bucket(bucket_for(len(rows.slots), self._sizes), self._num_nodes)
         # All buckets share the inputs' memory, so the result must not refer to that memory.
         return self._graphs.replay(runner, rows, bucket)._replace(slots=rows.slots)
 
-    def _stage(self, choosing: Choosing) -> Callable[[DecodeRows], AcceptedPaths]:
+    def _kind(self, plan: SchedulerOutput) -> tuple[Choosing, bool]:
+        """How a round's tokens are chosen, and whether the round is lean."""
+        return Choosing.of([seq.request.params for seq in plan.decodes]), self._graphs.is_lean(plan)
+
+    def _stage(self, choosing: Choosing, lean: bool) -> Callable[[DecodeRows], AcceptedPaths]:
         def stage(rows: DecodeRows) -> AcceptedPaths:
-            accepted = self._runner.fixed.decide(self._graphs.verify(rows, self._num_nodes), choosing)
+            accepted = self._runner.fixed.decide(self._graphs.verify(rows, self._num_nodes, lean), choosing)
             self._draft(accepted)
             return accepted
 
@@ -134,3 +146,11 @@ def whole_rounds(runner: ModelRunner, worker: DraftWorker, end: DrafterEnd) -> W
         return worker.ends == [end] and drafter.stages is stages and not worker.observer.has_work
 
     return WholeRounds(runner, stages, end.token_ids, is_free)
+
+
+def num_whole_rounds(config: EngineConfig) -> int:
+    """Maximum number of graphs that `WholeRounds` captures."""
+    shapes = round_shapes(config).decodes.get(config.speculation.num_nodes)
+    if shapes is None or config.speculation.adaptive:
+        return 0
+    return len(_CHOICES) * len(variants(config)) * len(shapes.forwards)

@@ -6,7 +6,7 @@ chunks are in `ChunkBuffers`. First tokens are chosen eagerly after the graph.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,7 +23,6 @@ from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
 from wingbeat.runtime.round.rows import ModelOutput
 from wingbeat.runtime.round.shapes import round_shapes
 from wingbeat.runtime.round.slots import DecodeRows
-from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
@@ -46,17 +45,18 @@ class PromptGraphs:
         self.eager, self._graphs, self.shapes = graphs.eager, graphs, shapes
         self._last_position = last_position
         self._buffers = ChunkBuffers(graphs.slots, shapes.most_pieces)
-        self.mixed: dict[tuple[int, int], GraphRunner] = {}
-        """Graphs of mixed rounds, by nodes per sequence and number of chunk rows."""
+        self.mixed: dict[tuple[int, int, bool], GraphRunner] = {}
+        """Graphs of mixed rounds, by nodes per sequence, by number of chunk rows, and by whether they are lean."""
         self.runners = {
-            num_pieces: GraphRunner(
+            (num_pieces, lean): GraphRunner(
                 Stage.BASE_PROMPTS,
-                self._stage(num_pieces),
+                self._stage(num_pieces, lean),
                 lambda size: Pieces(),
                 [Bucket(num_pieces, PIECE_ROWS)],
                 graphs.pool,
             )
             for num_pieces in shapes.prompts
+            for lean in graphs.variants
         }
 
     def new_runners(self, widths: list[int], sample: ModelOutput) -> list[GraphRunner]:
@@ -72,25 +72,28 @@ class PromptGraphs:
             for num_pieces in self.shapes.pieces:
                 beside = num_pieces * PIECE_ROWS
                 buckets = [Bucket(size, n, beside) for size in self.shapes.mixed[n]]
-                stage = self._mixed_stage(n, num_pieces)
-                runner = GraphRunner(Stage.BASE_MIXED, stage, graphs.padding(n), buckets, graphs.pool)
-                self.mixed[n, beside] = runner
-                runners.append(runner)
+                for lean in graphs.variants:
+                    stage = self._mixed_stage(n, num_pieces, lean)
+                    runner = GraphRunner(Stage.BASE_MIXED, stage, graphs.padding(n), buckets, graphs.pool)
+                    self.mixed[n, beside, lean] = runner
+                    runners.append(runner)
         if graphs.config.cuda_graphs == "decode_only":
             whole = round_shapes(replace(graphs.config, cuda_graphs="full")).prompts
-            graphs.stats.num_untried += whole.num_mixed(widths) + len(whole.prompts) * (1 in widths)
+            untried = whole.num_mixed(widths) + len(whole.prompts) * (1 in widths)
+            graphs.stats.num_untried += len(graphs.variants) * untried
         return runners
 
-    def replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
+    def replay_mixed(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
         """Replays a mixed forward pass and returns the chunks' output; the decodes' output stays in `ForwardBuffers`.
 
         Returns None if no graph holds the round.
         """
+        chunks = plan.chunks
         if not all(chunk.is_plain for chunk in chunks):
             return None
         own = in_pieces(chunks, self._last_position)
         bucket = self.shapes.mixed_bucket(num_nodes, len(rows.slots), len(own.slots))
-        runner = None if bucket is None else self.mixed[num_nodes, bucket.beside]
+        runner = None if bucket is None else self.mixed[num_nodes, bucket.beside, self._graphs.is_lean(plan)]
         if runner is None or not runner.has_graphs:  # without a graph, padding would only cost time
             return None
         num_pieces = bucket.beside // PIECE_ROWS
@@ -113,7 +116,7 @@ class PromptGraphs:
         reported on, or if the graph was not captured.
         """
         chunks = plan.chunks
-        runner = self._runner(chunks)
+        runner = self._runner(plan)
         if runner is None:
             self._graphs.stats.count_eager_run(Stage.BASE_PROMPTS)
             return self.eager.forward(plan, rows, trees, num_nodes, masks)
@@ -138,29 +141,32 @@ class PromptGraphs:
         """See `EagerRounds.decide`. The paths are empty, because the round has no decodes."""
         return self.eager.decide(plan, result)
 
-    def _runner(self, chunks: Sequence[Chunk]) -> GraphRunner | None:
+    def _runner(self, plan: SchedulerOutput) -> GraphRunner | None:
+        chunks = plan.chunks
         num_pieces = sum(-(-chunk.length // PIECE_ROWS) for chunk in chunks)
         captured = self.shapes.prompts
         if not captured or num_pieces > captured[-1] or not all(chunk.is_plain for chunk in chunks):
             return None
-        runner = self.runners[bucket_for(num_pieces, captured)]
+        runner = self.runners[bucket_for(num_pieces, captured), self._graphs.is_lean(plan)]
         return runner if runner.has_graphs else None  # without a graph, padding would only cost time
 
-    def _stage(self, num_pieces: int) -> Callable[[Pieces], Pieces]:
+    def _stage(self, num_pieces: int, lean: bool) -> Callable[[Pieces], Pieces]:
         fixed = self._graphs.fixed
 
         def stage(inputs: Pieces) -> Pieces:
-            self._buffers.keep(fixed.model(fixed.builder.fixed(None, self._buffers.rows(num_pieces))))
+            self._buffers.keep(fixed.model(fixed.builder.fixed(None, self._buffers.rows(num_pieces), lean)))
             return inputs
 
         return stage
 
-    def _mixed_stage(self, num_nodes: int, num_pieces: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
+    def _mixed_stage(
+        self, num_nodes: int, num_pieces: int, lean: bool
+    ) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         graphs = self._graphs
 
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
             trees, chunks = graphs.trees(inputs, num_nodes), self._buffers.rows(num_pieces)
-            result = graphs.fixed.forward(inputs.slots, trees, num_nodes, chunks)
+            result = graphs.fixed.forward(inputs.slots, trees, num_nodes, chunks, lean=lean)
             graphs.buffers.put(result)
             self._buffers.keep(result.chunks)
             return ForwardDone(result.decodes.roots)

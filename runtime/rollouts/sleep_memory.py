@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.kernels.foreign_memory import tensor_at
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.rollouts.host_pages import give_back
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
-from wingbeat.runtime.rollouts.virtual_memory import Driver, GpuMemoryError, Region
+from wingbeat.runtime.rollouts.virtual_memory import Driver, Region
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
@@ -49,7 +50,7 @@ class SleepMemory(Protocol):
         """Takes memory of this kind again.
 
         Raises:
-            GpuMemoryError: the device has not enough memory.
+            CudaError: the device has not enough memory.
         """
         ...
 
@@ -114,7 +115,7 @@ class DeviceMemory(ModelPart):
         """Moves the weights of a loaded verifier, of which no graph was captured yet.
 
         Raises:
-            GpuMemoryError: the device has no virtual memory, or not enough memory; weights not yet moved stay in place.
+            CudaError: the device has no virtual memory, or not enough memory; weights not yet moved stay in place.
         """
         users = _tensors_by_storage(self._device)
         group: list[int] = []
@@ -189,7 +190,7 @@ def open_sleeping(loaded: LoadedModel, driver: Driver | None = None) -> Backend:
         memory.take_weights(ServedWeights(loaded))
     except WeightsRefused:  # refused again, with this reason, when the engine is served
         return Backend()
-    except GpuMemoryError as error:
+    except CudaError as error:
         logger.warning("/sleep will be refused: the weights cannot move to memory that can be given back: %s", error)
         return Backend()
     loaded.add(memory)

@@ -5,13 +5,13 @@ allocator has no part in this memory: tensors are created over the addresses.
 """
 
 import ctypes
-import functools
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cuda_driver import CudaError, call_driver
 from wingbeat.kernels.foreign_memory import tensor_at
 
 ALIGNMENT_BYTES = 256
@@ -25,12 +25,8 @@ _SUPPORTS_VIRTUAL_MEMORY = 102
 """CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"""
 
 
-class GpuMemoryError(RuntimeError):
-    """The driver has refused a call. The message is one line that names the call and the driver's reason."""
-
-
 class Driver(Protocol):
-    """Calls of CUDA's driver for virtual memory; every method may raise GpuMemoryError."""
+    """Calls of CUDA's driver for virtual memory; every method may raise CudaError."""
 
     def granularity(self, device: torch.device) -> int:
         """Number of bytes of which every size must be a multiple."""
@@ -81,7 +77,7 @@ class Region:
         """Allocates uninitialised tensors, uint8 [size], which together are one piece of physical memory.
 
         Raises:
-            GpuMemoryError: the device has not enough memory.
+            CudaError: the device has not enough memory.
         """
         begins, total = [], 0
         for size in sizes:
@@ -124,7 +120,7 @@ class Region:
         """Takes new physical memory and restores the saved contents; memory without saved contents is zero.
 
         Raises:
-            GpuMemoryError: the device has not enough memory; the region is still asleep then, with its saved contents.
+            CudaError: the device has not enough memory; the region is still asleep then, with its saved contents.
         """
         if not self.is_asleep:
             return
@@ -133,7 +129,7 @@ class Region:
             for chunk in self._chunks:
                 chunk.map()
                 mapped.append(chunk)
-        except GpuMemoryError:
+        except CudaError:
             for chunk in mapped:
                 chunk.unmap()
             raise
@@ -161,7 +157,7 @@ class _Chunk:
         self._handle = self._driver.create(self._device, self.num_bytes)
         try:
             self._driver.map(self._device, self.address, self.num_bytes, self._handle)
-        except GpuMemoryError:
+        except CudaError:
             self._driver.release(self._handle)
             raise
 
@@ -217,55 +213,47 @@ class CudaDriver:
     """`Driver` of the installed NVIDIA driver."""
 
     def granularity(self, device: torch.device) -> int:
-        """See `Driver.granularity`; raises GpuMemoryError if the device has no virtual memory management."""
+        """See `Driver.granularity`; raises CudaError if the device has no virtual memory management."""
         supported = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(supported), _SUPPORTS_VIRTUAL_MEMORY, _index(device))
+        call_driver("cuDeviceGetAttribute", ctypes.byref(supported), _SUPPORTS_VIRTUAL_MEMORY, _index(device))
         if not supported.value:
-            raise GpuMemoryError(f"{device} has no virtual memory management")
+            raise CudaError(f"{device} has no virtual memory management")
         size, properties = ctypes.c_size_t(), _properties(device)
-        self._call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(properties), 0)
+        call_driver("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(properties), 0)
         return size.value
 
     def reserve(self, num_bytes: int) -> int:
         """See `Driver.reserve`."""
         address = ctypes.c_uint64()
         size, anywhere, flags = ctypes.c_size_t(num_bytes), ctypes.c_uint64(), ctypes.c_uint64()
-        self._call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(), anywhere, flags)
+        call_driver("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(), anywhere, flags)
         return address.value
 
     def create(self, device: torch.device, num_bytes: int) -> int:
         """See `Driver.create`."""
         handle, properties = ctypes.c_uint64(), _properties(device)
         size, flags = ctypes.c_size_t(num_bytes), ctypes.c_uint64()
-        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), flags)
+        call_driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), flags)
         return handle.value
 
     def map(self, device: torch.device, address: int, num_bytes: int, handle: int) -> None:
         """See `Driver.map`."""
         place, size = ctypes.c_uint64(address), ctypes.c_size_t(num_bytes)
-        self._call("cuMemMap", place, size, ctypes.c_size_t(), ctypes.c_uint64(handle), ctypes.c_uint64())
+        call_driver("cuMemMap", place, size, ctypes.c_size_t(), ctypes.c_uint64(handle), ctypes.c_uint64())
         access = _Access(_Location(_ON_DEVICE, _index(device)), _READ_AND_WRITE)
         try:
-            self._call("cuMemSetAccess", place, size, ctypes.byref(access), ctypes.c_size_t(1))
-        except GpuMemoryError:
+            call_driver("cuMemSetAccess", place, size, ctypes.byref(access), ctypes.c_size_t(1))
+        except CudaError:
             self.unmap(address, num_bytes)
             raise
 
     def unmap(self, address: int, num_bytes: int) -> None:
         """See `Driver.unmap`."""
-        self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
+        call_driver("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
 
     def release(self, handle: int) -> None:
         """See `Driver.release`."""
-        self._call("cuMemRelease", ctypes.c_uint64(handle))
-
-    @staticmethod
-    def _call(name: str, *arguments: object) -> None:
-        driver = _library()
-        if status := getattr(driver, name)(*arguments):
-            reason = ctypes.c_char_p()
-            driver.cuGetErrorString(status, ctypes.byref(reason))
-            raise GpuMemoryError(f"{name} failed: {(reason.value or b'unknown error').decode()} (CUresult {status})")
+        call_driver("cuMemRelease", ctypes.c_uint64(handle))
 
 
 def _index(device: torch.device) -> int:
@@ -274,16 +262,3 @@ def _index(device: torch.device) -> int:
 
 def _properties(device: torch.device) -> _Properties:
     return _Properties(_PINNED, 0, _Location(_ON_DEVICE, _index(device)))
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    """The driver's library, which torch has loaded.
-
-    Raises:
-        GpuMemoryError: the library cannot be opened.
-    """
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise GpuMemoryError(f"the driver's library cannot be opened: {error}") from None

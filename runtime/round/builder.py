@@ -52,9 +52,16 @@ class BatchBuilder:
         self.on_host = on_host
         self.features = features
         self.of_decodes = tuple(feature for feature in features if not feature.of_chunks)
+        self._optional = tuple(feature for feature in features if feature.can_be_absent)
+        self.may_be_lean = True
+        """Whether rounds are built without features that none of their sequences uses, see `is_lean`."""
         self._pieces = pieces
         self._last_position = last_position
         self._max_depth = config.speculation.max_path - 1
+
+    def is_lean(self, plan: SchedulerOutput) -> bool:
+        """Whether a round is computed without the features that can be absent, because no sequence uses them."""
+        return self.may_be_lean and not any(feature.is_used(plan) for feature in self._optional)
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
         """Returns a round's decode inputs; writes the root tokens into the trees.
@@ -98,9 +105,10 @@ class BatchBuilder:
             chunk_rows = rows.real if in_one else None
             starts = [begin + start for start in row_starts(plan.chunks, PIECE_ROWS if in_one else 1)]
         flat = joined(parts)._replace(logits_rows=logits_rows, chunk_rows=chunk_rows)
-        return self._with_features(flat, Placed(plan, decodes, chunk_slots, starts, self.on_host))
+        lean = bool(self._optional) and self.is_lean(plan)
+        return self._with_features(flat, Placed(plan, decodes, chunk_slots, starts, self.on_host, lean))
 
-    def fixed(self, decodes: Decodes | None, chunks: ChunkRows | None = None) -> Rows:
+    def fixed(self, decodes: Decodes | None, chunks: ChunkRows | None = None, lean: bool = False) -> Rows:
         """Returns a batch of decodes, then prompt chunks in pieces, in the shapes that CUDA graphs capture.
 
         The batch's shapes depend on the arguments' shapes alone.
@@ -108,6 +116,7 @@ class BatchBuilder:
         Args:
             decodes: decode inputs; None for a batch of chunks alone.
             chunks: prompt chunks in pieces, of sequences without media spans; None for a batch of decodes alone.
+            lean: whether features that can be absent are left out.
         """
         parts, begin, logits_rows, slots = [], 0, None, None
         if decodes is not None:
@@ -122,7 +131,7 @@ class BatchBuilder:
             parts.append(self._piece_rows(chunks, begin))
             slots = partial(chunks.slots.repeat_interleave, PIECE_ROWS)
         flat = joined(parts)._replace(logits_rows=logits_rows)
-        return self._with_features(flat, Placed(None, decodes, slots, [], self.on_host))
+        return self._with_features(flat, Placed(None, decodes, slots, [], self.on_host, lean))
 
     def took(self, accepted: AcceptedPaths) -> None:
         """Passes the accepted paths of the latest pass's decodes to the features."""
@@ -131,6 +140,8 @@ class BatchBuilder:
 
     def _with_features(self, rows: Rows, placed: Placed) -> Rows:
         features = self.features if placed.starts else self.of_decodes
+        if placed.lean:
+            features = tuple(feature for feature in features if not feature.can_be_absent)
         positions, columns = rows.positions, columns_of(features, placed)
         for feature in features:
             positions = feature.positions(positions, placed)

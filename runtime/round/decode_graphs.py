@@ -36,7 +36,7 @@ from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.eager_rounds import EagerRounds, rooted
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.rows import ModelOutput
-from wingbeat.runtime.round.shapes import round_shapes
+from wingbeat.runtime.round.shapes import round_shapes, variants
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
@@ -97,10 +97,14 @@ class DecodeGraphs:
         self.config = config
         self.pool = GraphPool(graph_device)
         self.shapes, shapes = round_shapes(config)
+        optional = any(feature.can_be_absent for feature in fixed.builder.features)
+        self.variants = variants(config) if optional else (False,)
+        self._has_lean = True in self.variants
         self.buffers = ForwardBuffers()
         self.prompts: Any = None if shapes is None else first_result("prompt_graphs", self, shapes, last_position)
         """Graphs of rounds with prompt chunks; None if no part captures them."""
-        self._forwards: dict[int, GraphRunner] = {}
+        self._forwards: dict[tuple[int, bool], GraphRunner] = {}
+        """Graphs of forward passes by number of nodes, and by whether they are lean."""
         self._choices: dict[tuple[int, Choosing], GraphRunner] = {}
         self._loaded: dict[GraphRunner, tuple[DecodeRows, Bucket]] = {}
         """Rows and bucket that are currently in the inputs of each runner."""
@@ -123,7 +127,11 @@ class DecodeGraphs:
 
     def capture_trees(self) -> None:
         """Captures rounds of trees for each width that is not captured yet."""
-        self._capture([n for n in self.shapes if n > 1 and n not in self._forwards])
+        self._capture([n for n in self.shapes if n > 1 and (n, False) not in self._forwards])
+
+    def is_lean(self, plan: SchedulerOutput) -> bool:
+        """Whether the lean graphs hold a round, see `BatchBuilder.is_lean`."""
+        return self._has_lean and self.fixed.builder.is_lean(plan)
 
     def forward(
         self,
@@ -146,7 +154,8 @@ class DecodeGraphs:
             trees = rooted(trees, masks)
             num_nodes = 1 if trees is None else num_nodes
             rows = rows if trees is None else self.inbox.put(rows.slots, trees)
-        done = self._forward_mixed(plan, rows, num_nodes) if plan.chunks else self._forward(rows, num_nodes)
+        forward = self._forward_mixed if plan.chunks else self._forward
+        done = forward(plan, rows, num_nodes)
         return done._replace(forward_s=time.perf_counter() - started)
 
     def with_roots(self, done: GraphPass, late: list[int]) -> GraphPass:
@@ -171,22 +180,22 @@ class DecodeGraphs:
         # `packed` holds only results of decodes, so a round with chunks downloads its tensors one by one.
         return accepted._replace(packed=None) if plan.chunks else accepted
 
-    def _forward(self, rows: DecodeRows, num_nodes: int) -> GraphPass:
+    def _forward(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
         """Runs a forward pass over decodes alone."""
-        result = None
+        result, lean = None, self._has_lean and self.is_lean(plan)
         if self._holds(rows, num_nodes):
             sizes = self.shapes[num_nodes].forwards
-            self.replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
+            self.replay(self._forwards[num_nodes, lean], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
         else:
             self.stats.count_eager_run(_stage(num_nodes))
-            result = self.fixed.forward(rows.slots, self.trees(rows, num_nodes), num_nodes)
+            result = self.fixed.forward(rows.slots, self.trees(rows, num_nodes), num_nodes, lean=lean)
         return GraphPass(rows, num_nodes, result, None, 0.0)
 
     def _forward_mixed(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
         """Runs a forward pass over decodes and prompt chunks."""
         captured = self._holds(rows, num_nodes)
         if captured and self.prompts is not None:
-            chunks = self.prompts.replay_mixed(plan.chunks, rows, num_nodes)
+            chunks = self.prompts.replay_mixed(plan, rows, num_nodes)
             if chunks is not None:
                 return GraphPass(rows, num_nodes, None, chunks, 0.0)
         self.stats.count_eager_run(Stage.BASE_MIXED)
@@ -197,7 +206,7 @@ class DecodeGraphs:
 
     def _holds(self, rows: DecodeRows, num_nodes: int) -> bool:
         """Whether a graph was captured for trees of `num_nodes` nodes and for at least as many decodes."""
-        return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
+        return (num_nodes, False) in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
 
     def replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
         """Replays a bucket for a round's decodes; the outputs are valid until any graph of the pool is replayed."""
@@ -224,8 +233,10 @@ class DecodeGraphs:
         for n in widths:
             padding, shape = self.padding(n), self.shapes[n]
             forwards = [Bucket(size, n) for size in shape.forwards]
-            self._forwards[n] = GraphRunner(_stage(n), self._forward_stage(n), padding, forwards, self.pool)
-            runners.append(self._forwards[n])
+            for lean in self.variants:
+                stage = self._forward_stage(n, lean)
+                self._forwards[n, lean] = GraphRunner(_stage(n), stage, padding, forwards, self.pool)
+                runners.append(self._forwards[n, lean])
             choices = [Bucket(size, n) for size in shape.choices]
             for how in Choosing:
                 function = self._choice_stage(n, how)
@@ -235,17 +246,17 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _compute(
-        self, inputs: SlotInputs | DecodeRows, num_nodes: int, into: ModelOutput | None = None
+        self, inputs: SlotInputs | DecodeRows, num_nodes: int, into: ModelOutput | None = None, lean: bool = False
     ) -> ForwardResult:
-        return self.fixed.forward(inputs.slots, self.trees(inputs, num_nodes), num_nodes, into=into)
+        return self.fixed.forward(inputs.slots, self.trees(inputs, num_nodes), num_nodes, into=into, lean=lean)
 
-    def verify(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:
+    def verify(self, inputs: SlotInputs | DecodeRows, num_nodes: int, lean: bool) -> ForwardResult:
         """Runs a captured forward pass, whose logits and taps are written into the buffers of its width."""
-        return self._compute(inputs, num_nodes, self.buffers.room(len(inputs.slots), num_nodes))
+        return self._compute(inputs, num_nodes, self.buffers.room(len(inputs.slots), num_nodes), lean)
 
-    def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
+    def _forward_stage(self, num_nodes: int, lean: bool) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
-            result = self.verify(inputs, num_nodes)
+            result = self.verify(inputs, num_nodes, lean)
             self.buffers.put(result)
             return ForwardDone(result.decodes.roots)
 

@@ -40,6 +40,7 @@ class FixedRound:
         num_nodes: int,
         chunks: ChunkRows | None = None,
         into: ModelOutput | None = None,
+        lean: bool = False,
     ) -> ForwardResult:
         """Runs the model over decodes, followed by prompt chunks in pieces.
 
@@ -47,14 +48,15 @@ class FixedRound:
             slots: int64 [num_reqs].
             trees: draft trees, which this method may overwrite; None for bare roots.
             num_nodes: number of nodes of each tree to verify.
-            chunks: as for `BatchBuilder.fixed`.
+            chunks, lean: as for `BatchBuilder.fixed`.
             into: memory in which the model may place its output.
         """
         evidence = None
         if trees is not None and self.pruner is not None:
             trees, evidence = self.pruner.prune(trees, slots, num_nodes)
         decodes = self.builder.decodes(slots, trees)
-        own, behind = self.model(self.builder.fixed(decodes, chunks)._replace(into=into)).split(decodes.num_rows)
+        rows = self.builder.fixed(decodes, chunks, lean)._replace(into=into)
+        own, behind = self.model(rows).split(decodes.num_rows)
         return ForwardResult(decodes, own, evidence, None if chunks is None else behind)
 
     def decide(self, result: ForwardResult, choosing: Choosing) -> AcceptedPaths:

@@ -226,6 +226,7 @@ class Placed:
             chunks.
         starts: row in the batch of the first token of each chunk of the plan.
         on_host: whether tensors are on the CPU and can be read without waiting.
+        lean: whether features that can be absent are left out.
     """
 
     def __init__(
@@ -235,8 +236,9 @@ class Placed:
         chunk_slots: Callable[[], Tensor] | None,
         starts: list[int],
         on_host: bool,
+        lean: bool = False,
     ) -> None:
-        self.plan, self.decodes, self.starts, self.on_host = plan, decodes, starts, on_host
+        self.plan, self.decodes, self.starts, self.on_host, self.lean = plan, decodes, starts, on_host, lean
         self._chunk_slots = chunk_slots
 
     @cached_property
@@ -266,6 +268,8 @@ class Feature:
     `entered` is called only if the batch has its column."""
     captures = True
     """Whether prompt chunks can be captured with this feature; decodes are captured with every feature."""
+    can_be_absent = False
+    """Whether lean rounds, in which no sequence uses the feature, are computed without the feature."""
     held_bytes = 0
     """Bytes of the columns by slot."""
 
@@ -287,6 +291,10 @@ class Feature:
 
     def prepare(self, plan: SchedulerOutput) -> None:
         """Updates the feature's columns for a round that is about to be launched."""
+
+    def is_used(self, plan: SchedulerOutput) -> bool:
+        """Whether a sequence of a round uses the feature; called only if the feature `can_be_absent`."""
+        return True
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """Returns the attention mask over a chunk's rows, bool [1, length, length]; None for causal attention."""

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.buckets import MOST_GRAPHS, batch_buckets, within
-from wingbeat.runtime.parts import first_result
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 
@@ -66,8 +66,16 @@ def _is_narrow(config: EngineConfig) -> bool:
 def num_graphs(config: EngineConfig) -> int:
     """Maximum number of graphs that `wingbeat.runtime.round.decode_graphs.DecodeGraphs` captures."""
     decodes, prompts = round_shapes(config)
-    of_decodes = sum(len(shape.forwards) + len(Choosing) * len(shape.choices) for shape in decodes.values())
-    return of_decodes + (0 if prompts is None else prompts.num_graphs)
+    forwards = sum(len(shape.forwards) for shape in decodes.values()) + (0 if prompts is None else prompts.num_graphs)
+    return len(variants(config)) * forwards + len(Choosing) * sum(len(shape.choices) for shape in decodes.values())
+
+
+def variants(config: EngineConfig) -> tuple[bool, ...]:
+    """Values of `lean` for which forward passes are captured, see `BatchBuilder.is_lean`.
+
+    Lean passes do not count towards `MOST_GRAPHS`: with fewer batch sizes, all rounds would have more padding.
+    """
+    return (False, True) if any(has_lean(config) for has_lean in hooks("lean_rounds")) else (False,)
 
 
 def pieces_at_most(num_tokens: int, num_chunks: int) -> int:

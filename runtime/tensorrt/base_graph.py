@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from wingbeat.runtime.fused.speed_up import FUNCTION_NAME, Rope
-from wingbeat.runtime.tensorrt.engine_config import EngineVisual
+from wingbeat.runtime.tensorrt.engine_config import EngineEncoder
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import shown_names
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
@@ -54,7 +54,7 @@ class BaseGraph(nn.Module):
         tap_layers: see `LayerTaps`; if empty, the graph has no output `hidden_states`.
         ops: operators of the export.
         more: optional graph inputs that a runtime part adds; None if there are none.
-        visual: vision encoder of a model that takes images.
+        encoder: vision or audio encoder of the model; None if the model takes no media.
 
     Raises:
         UnsupportedModelError: the model has a feature that this backend does not support; the message is one line that
@@ -67,7 +67,7 @@ class BaseGraph(nn.Module):
         tap_layers: tuple[int, ...],
         ops: GraphOps,
         more: MoreInputs | None = None,
-        visual: EngineVisual | None = None,
+        encoder: EngineEncoder | None = None,
     ) -> None:
         super().__init__()
         check_exportable(loaded)
@@ -79,10 +79,10 @@ class BaseGraph(nn.Module):
         self._rows: list[Tensor] = []
         self._more = None if more is None else more.trace(loaded.model)
         self._num_more = 0 if more is None else len(more.specs(loaded.dtype))
-        self.visual = visual
-        self._num_shown = 0 if visual is None else 1 + len(shown_names(visual))
+        self.encoder = encoder
+        self._num_shown = 0 if encoder is None else 1 + len(shown_names(encoder))
         self._deep: list[Tensor] = []
-        deep = loaded.decoder_layers[: 0 if visual is None else visual.num_deep]
+        deep = loaded.decoder_layers[: 0 if encoder is None else encoder.num_deep]
         self._deep_hooks = [layer.register_forward_hook(self._adding(index)) for index, layer in enumerate(deep)]
         head = loaded.model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._choose_rows)
@@ -103,7 +103,7 @@ class BaseGraph(nn.Module):
             kvcache_start_index: int64 [batch], cache position of the first row of each sequence.
             last_token_ids: int64 [batch, selected], rows whose logits are computed.
             others: four groups, in this order. First, one mask for each of `windows`. Second, for models that take
-                images, a mask of rows with image embeddings, bool [batch, rows], and the inputs of `shown_names`.
+                media, a mask of rows with media embeddings, bool [batch, rows], and the inputs of `shown_names`.
                 Third, the optional inputs of a runtime part, in the order of `TracedInputs.enter`. Fourth, the key and
                 value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
@@ -121,11 +121,11 @@ class BaseGraph(nn.Module):
         masks = dict(zip(self.windows, attention_masks, strict=True))
         now = _GraphPass(self.ops, kvcache_start_index, masks, pairs, {})
         given: dict[str, Tensor] = {"input_ids": input_ids}
-        if self.visual is not None:
+        if self.encoder is not None:
             rows, embeddings, *self._deep[:] = shown
             own = self.model.get_input_embeddings()(input_ids)
             given = {"inputs_embeds": torch.where(rows[..., None], embeddings, own)}
-            attention_pos_id = attention_pos_id.transpose(0, 1) if self.visual.num_axes else attention_pos_id
+            attention_pos_id = attention_pos_id.transpose(0, 1) if self.encoder.num_axes else attention_pos_id
         output = self.model(**given, position_ids=attention_pos_id, use_cache=False, **{_KEYWORD: now})
         taps = self._taps.drain()
         written = [part for layer in range(self.num_layers) for part in now.written[layer]]

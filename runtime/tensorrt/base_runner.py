@@ -34,8 +34,8 @@ class BasePass(NamedTuple):
     more: Mapping[str, Tensor] = MappingProxyType({})
     """Optional inputs of a runtime part by name; see `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
-    """Image inputs of the pass: the mask of rows with image embeddings, bool [num_seqs, num_rows], then a tensor
-    [num_seqs, num_rows, hidden_size] for each name of `shown_names`. Empty if the pass has no images.
+    """Media inputs of the pass: the mask of rows with media embeddings, bool [num_seqs, num_rows], then a tensor
+    [num_seqs, num_rows, hidden_size] for each name of `shown_names`. Empty if the pass has no media.
     """
 
 
@@ -77,10 +77,10 @@ class BaseRunner:
             kv.capacity,
             config.torch_dtype,
             self.more,
-            config.visual,
+            config.encoder,
             config.hidden_size,
         )
-        self._shown_names = [] if config.visual is None else [SHOWN, *shown_names(config.visual)]
+        self._shown_names = [] if config.encoder is None else [SHOWN, *shown_names(config.encoder)]
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=session.device)
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
@@ -129,13 +129,13 @@ class BaseRunner:
             **{name: mask[:, None] for name, mask in masks.items()},
             **batch.more,
         }
-        if self.config.visual is not None:
+        if self.config.encoder is not None:
             inputs |= dict(zip(self._shown_names, batch.shown or self._nothing_shown(batch.token_ids), strict=True))
         outputs = self.stages.run(self.stage_of(batch.token_ids.shape[1]), batch.kv_rows, batch.starts, inputs)
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
 
     def _nothing_shown(self, token_ids: Tensor) -> tuple[Tensor, ...]:
-        """Image inputs of a pass without images, all zero. The embeddings are views of a shared buffer, to which
+        """Media inputs of a pass without media, all zero. The embeddings are views of a shared buffer, to which
         nothing may be written.
         """
         size, most = self.config.hidden_size, token_ids.numel() * self.config.hidden_size

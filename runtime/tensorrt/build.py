@@ -27,8 +27,8 @@ from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
     EngineBlock,
+    EngineEncoder,
     EngineLayer,
-    EngineVisual,
     GraphConfig,
     Limits,
 )
@@ -64,8 +64,9 @@ def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
     """Number of steps that a build reports: one for loading, and for each graph one for its export and, if
     `builds_engines`, one for the build of its engine.
     """
-    takes_images = bool(hooks("visual_of")) and "vision_config" in read_fields(plan.model / "config.json")
-    num_graphs = 1 + (plan.drafter is not None) + takes_images
+    fields = read_fields(plan.model / "config.json")
+    takes_media = bool(hooks("encoder_of")) and not fields.keys().isdisjoint(("vision_config", "audio_config"))
+    num_graphs = 1 + (plan.drafter is not None) + takes_media
     return 1 + num_graphs * (2 if builds_engines else 1)
 
 
@@ -91,15 +92,15 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
     more = first_result("graph_room", loaded, plan.limits)
-    visual = first_result("visual_of", loaded)
-    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", more, visual)
-    if visual is not None:
-        progress("exporting the vision encoder")
-        first_result("export_visual", loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
-    base = _base_config(plan, loaded, tap_layers, more, visual)
+    encoder = first_result("encoder_of", loaded)
+    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", more, encoder)
+    if encoder is not None:
+        progress(f"exporting the {encoder.graph} encoder")
+        first_result("export_encoder", loaded, encoder, plan.limits, ops, plan.out / f"{encoder.graph}.onnx")
+    base = _base_config(plan, loaded, tap_layers, more, encoder)
     if head is not None:
         progress("exporting the drafter")
-        export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx", media_of(head, visual))
+        export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx", media_of(head, encoder))
         layout.write_draft_to_target(plan.out, head.draft_token_ids)
         layout.write_config(plan.out, _draft_config(plan, head, base))
     layout.copy_tokenizer(plan.model, plan.out)
@@ -128,8 +129,9 @@ def build_engines(
         onnx_file, engine_file = directory.graph(name, ".onnx"), folder / f"{name}.engine"
         builder.build(onnx_file, profiles, engine_file, compute_capabilities, folder / layout.TIMING_CACHE)
 
-    if directory.base.is_vlm and (sizes := first_result("visual_profiles", directory.base.limits)):
-        build(layout.VISUAL, sizes)
+    encoder = directory.base.encoder
+    if encoder is not None and (sizes := first_result("encoder_profiles", directory.base.limits)):
+        build(encoder.graph, sizes)
     for name, config, profiles in parts:
         build(name, profiles(config.limits))
         layout.write_config(
@@ -177,7 +179,7 @@ def _base_config(
     loaded: LoadedModel,
     tap_layers: tuple[int, ...],
     more: MoreInputs | None,
-    visual: EngineVisual | None,
+    encoder: EngineEncoder | None,
 ) -> BaseEngineConfig:
     config = loaded.model.config.get_text_config()
     rope = dict(getattr(config, "rope_parameters", None) or {})
@@ -194,8 +196,8 @@ def _base_config(
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tap_layers=tap_layers,
         has_draft_model=plan.drafter is not None,
-        is_vlm=visual is not None,
-        visual=visual,
+        is_vlm=encoder is not None and encoder.graph == layout.VISUAL,
+        encoder=encoder,
         **({} if more is None else more.fields()),
     )
 
@@ -203,19 +205,19 @@ def _base_config(
 def _draft_config(plan: BuildPlan, head: DecoderHead | OnePassHead, base: BaseEngineConfig) -> DraftEngineConfig:
     return DraftEngineConfig(
         **_common(plan, layout.DRAFT, plan.drafter),
-        **head_fields(head, base.visual),
+        **head_fields(head, base.encoder),
         base_fingerprint=base.weights_fingerprint,
     )
 
 
-def head_fields(head: DecoderHead | OnePassHead, visual: EngineVisual | None = None) -> dict[str, Any]:
+def head_fields(head: DecoderHead | OnePassHead, encoder: EngineEncoder | None = None) -> dict[str, Any]:
     """Fields of draft_config.json that describe a head.
 
     Args:
         head: the head.
-        visual: vision encoder of its verifier.
+        encoder: encoder of its verifier; None if the verifier takes no media.
     """
-    config, in_one_pass, media = head.config, isinstance(head, OnePassHead), media_of(head, visual)
+    config, in_one_pass, media = head.config, isinstance(head, OnePassHead), media_of(head, encoder)
     block = None
     if in_one_pass:
         slots = {"slots": str(config.slots), "size": config.block_size, "first_slot": config.first_slot}
@@ -254,9 +256,10 @@ def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:
 
 
 def _digests(folder: Path, name: str) -> dict[str, str]:
-    """Digests of a graph's files and of the files that are used with the graph: the vision encoder's files for the
+    """Digests of a graph's files and of the files that are used with the graph: the encoder's files for the
     verifier, the map of draft ids for the drafter.
     """
-    others = [layout.DRAFT_TO_TARGET] if name == layout.DRAFT else layout.graph_files(folder, layout.VISUAL)
-    names = sorted([*layout.graph_files(folder, name), *others])
+    graphs = [name] if name == layout.DRAFT else [name, layout.VISUAL, layout.AUDIO]
+    names = sorted(one for graph in graphs for one in layout.graph_files(folder, graph))
+    names += [layout.DRAFT_TO_TARGET] * (name == layout.DRAFT)
     return {one: layout.file_digest(folder / one) for one in names}

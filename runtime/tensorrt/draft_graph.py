@@ -1,8 +1,8 @@
 """An EAGLE head as an exportable graph over linear KV; prefill, proposal and accept use the same graph.
 
 A committed pair has the verifier's hidden state as input, and zeros in place of the head's hidden state. A drafted pair
-has the head's hidden state as input, and zeros in place of the verifier's. If the verifier takes images and the head
-uses them, the graph also has image embeddings and multi-axis RoPE positions as inputs.
+has the head's hidden state as input, and zeros in place of the verifier's. If the verifier takes media and the head
+uses them, the graph also has media embeddings and multi-axis RoPE positions as inputs.
 """
 
 import torch
@@ -11,26 +11,26 @@ from torch import Tensor, nn
 from wingbeat.runtime.heads.contract import Attend, DraftHead
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.one_pass.head import OnePassHead
-from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual
+from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineEncoder
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 
 NUM_PLAIN_INPUTS = 7
-"""Number of inputs before images and caches."""
+"""Number of inputs before media and caches."""
 _NUM_SHOWN = 2
 
 
-def media_of(head: DecoderHead | OnePassHead, visual: EngineVisual | None) -> DraftMedia:
-    """Image inputs of a head's graph; one-pass heads have none.
+def media_of(head: DecoderHead | OnePassHead, encoder: EngineEncoder | None) -> DraftMedia:
+    """Media inputs of a head's graph; one-pass heads have none.
 
     Args:
         head: the head.
-        visual: vision encoder of its verifier; None if the verifier takes no images.
+        encoder: encoder of its verifier; None if the verifier takes no media.
     """
-    if visual is None or isinstance(head, OnePassHead):
+    if encoder is None or isinstance(head, OnePassHead):
         return DraftMedia()
     config = head.config
     width = head.embedding_width if head.embedding_width == config.target_hidden_size else 0
-    return DraftMedia(visual.num_axes if config.mrope_section else 0, width)
+    return DraftMedia(encoder.num_axes if config.mrope_section else 0, width)
 
 
 class DraftGraph(nn.Module):
@@ -39,7 +39,7 @@ class DraftGraph(nn.Module):
     Args:
         head: the head.
         ops: operators of the export.
-        media: image inputs of the graph.
+        media: media inputs of the graph.
     """
 
     def __init__(self, head: DraftHead, ops: GraphOps, media: DraftMedia = DraftMedia()) -> None:
@@ -70,8 +70,8 @@ class DraftGraph(nn.Module):
             kvcache_start_index: int64 [batch].
             last_token_ids: int64 [batch, selected], rows whose outputs are computed.
             attention_mask: bool [batch, 1, rows, capacity].
-            others: two groups, in this order. First, for a head that reads image embeddings, a mask of the pairs whose
-                tokens belong to images, bool [batch, rows], and the embeddings [batch, rows, width]. Second, the key
+            others: two groups, in this order. First, for a head that reads media embeddings, a mask of the pairs whose
+                tokens belong to media, bool [batch, rows], and the embeddings [batch, rows, width]. Second, the key
                 and value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
@@ -109,6 +109,6 @@ class DraftGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
-        # The image inputs and the caches form a single list. With several lists, torch would leave free dimensions
+        # The media inputs and the caches form a single list. With several lists, torch would leave free dimensions
         # unnamed if one of the lists is empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]

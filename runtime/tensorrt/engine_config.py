@@ -16,8 +16,10 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 from wingbeat.runtime.tensorrt.limits import Limits
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
+BASE, DRAFT, VISUAL, AUDIO = "eagle_base", "eagle_draft", "visual", "audio"
+"""Names of the graphs of an engine directory."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
@@ -30,7 +32,7 @@ class GraphConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    format_version: Literal[3] = FORMAT_VERSION
+    format_version: Literal[4] = FORMAT_VERSION
     name: str
     """Name of the checkpoint."""
     dtype: Literal["float32", "float16", "bfloat16"]
@@ -83,26 +85,34 @@ class EngineInterpolation(BaseModel):
     align_corners: bool
 
 
-class EngineVisual(BaseModel):
-    """The vision encoder, and its inputs to the verifier's graph."""
+class EngineEncoder(BaseModel):
+    """The vision or audio encoder, and its inputs to the verifier's graph."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    pixels: tuple[int, ...]
-    """Shape of the encoder's pixel input: of a whole image if all images have one size, or of one patch if images are
-    grids of patches.
+    shape: tuple[int, ...]
+    """Shape of the encoder's main input: of a whole image if all images have one size, of one patch if images are grids
+    of patches, or of a window's spectrogram [mel bins, frames].
     """
+    mask: str | None = None
+    """Name of the audio encoder's input that marks the frames that are no padding; None for a vision encoder."""
     num_axes: int = Field(0, ge=0, le=3)
     """Number of RoPE axes: 3 (time, row, column) if image rows and columns have their own positions, else 0."""
     num_deep: int = Field(0, ge=0)
     """Number of first layers to whose outputs image features are added (DeepStack)."""
     num_tokens: int = Field(0, ge=0)
-    """Number of tokens of an image if all images have one size; 0 if images are grids of patches."""
+    """Number of tokens of an image or window if all have one size; 0 if images are grids of patches."""
     merge: int = Field(0, ge=0)
     """Side length, in patches, of the square that is merged into one token; 0 if images are not grids of patches."""
     window_size: int | None = None
+    """Size, in pixels, of the windows within which patches attend to each other; None if there are no windows."""
     patch_size: int = 0
     interpolation: EngineInterpolation | None = None
+
+    @property
+    def graph(self) -> str:
+        """Name of the encoder's graph in an engine directory."""
+        return VISUAL if self.mask is None else AUDIO
 
     @property
     def num_taps(self) -> int:
@@ -111,14 +121,14 @@ class EngineVisual(BaseModel):
 
 
 class DraftMedia(NamedTuple):
-    """Image inputs of a draft head's graph; by default none."""
+    """Media inputs of a draft head's graph; by default none."""
 
     num_axes: int = 0
     """Number of position axes of each draft pair: 3 (time, image row, image column) with M-RoPE; 0 if each pair has a
     single position.
     """
     width: int = 0
-    """Width of the image embeddings that the head reads in place of token embeddings; 0 if it reads no image
+    """Width of the media embeddings that the head reads in place of token embeddings; 0 if it reads no media
     embeddings.
     """
 
@@ -143,8 +153,8 @@ class BaseEngineConfig(PartConfig):
     """Layers whose inputs the graph outputs, ascending; num_decoder_layers stands for the final norm's output."""
     has_draft_model: bool
     is_vlm: bool = False
-    visual: EngineVisual | None = None
-    """The vision encoder; set if and only if `is_vlm` is true."""
+    encoder: EngineEncoder | None = None
+    """Encoder of the media that the verifier takes; a vision encoder if and only if `is_vlm` is true."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
@@ -152,8 +162,9 @@ class BaseEngineConfig(PartConfig):
             raise ValueError(f"layers has {len(self.layers)} entries: num_decoder_layers is {self.num_decoder_layers}")
         if not all(0 <= layer <= self.num_decoder_layers for layer in self.tap_layers):
             raise ValueError(f"tap_layers is {self.tap_layers}: there are {self.num_decoder_layers} layers")
-        if self.is_vlm != (self.visual is not None):
-            raise ValueError(f"is_vlm is {self.is_vlm}, and visual is {'' if self.visual else 'not '}there")
+        graph = None if self.encoder is None else self.encoder.graph
+        if self.is_vlm != (graph == VISUAL):
+            raise ValueError(f"is_vlm is {self.is_vlm}, and the encoder is {graph}")
         return self
 
     @property
@@ -230,7 +241,7 @@ class DraftEngineConfig(GraphConfig):
 
     @property
     def media(self) -> DraftMedia:
-        """Image inputs of the graph."""
+        """Media inputs of the graph."""
         return DraftMedia(self.num_axes, self.media_width)
 
     @property

@@ -11,6 +11,10 @@ from torch import Tensor
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_config import (
+    AUDIO,
+    BASE,
+    DRAFT,
+    VISUAL,
     BaseEngineConfig,
     DraftEngineConfig,
     EngineDirectoryError,
@@ -19,9 +23,8 @@ from wingbeat.runtime.tensorrt.engine_config import (
 )
 from wingbeat.runtime.tensorrt.graph_ops import SCATTER_OPSET
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, VISUAL_STAGES, EngineLoadError, EngineSession
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, ENCODER_STAGES, EngineLoadError, EngineSession
 
-BASE, DRAFT, VISUAL = "eagle_base", "eagle_draft", "visual"
 BASE_CONFIG, DRAFT_CONFIG = "base_config.json", "draft_config.json"
 DRAFT_TO_TARGET = "d2t.safetensors"
 TIMING_CACHE = "timing.cache"
@@ -74,7 +77,7 @@ class EngineDirectory:
         return file
 
     def open_session(self, name: str, device: torch.device) -> EngineSession:
-        """Open a session of the graph BASE, DRAFT or VISUAL. On a GPU, the library that built the graph's engine runs
+        """Open a session of one of the directory's graphs. On a GPU, the library that built the graph's engine runs
         the engine; on a CPU, ONNX Runtime runs the ONNX file.
 
         Raises:
@@ -86,7 +89,7 @@ class EngineDirectory:
         from wingbeat.runtime.tensorrt.tensorrt_session import TensorRTSession
 
         config = self.draft if name == DRAFT else self.base
-        stages = {BASE: BASE_STAGES, DRAFT: DRAFT_STAGES, VISUAL: VISUAL_STAGES}[name]
+        stages = {BASE: BASE_STAGES, DRAFT: DRAFT_STAGES}.get(name, ENCODER_STAGES)
         file = self.graph(name, ".engine")
         if config.opset < SCATTER_OPSET:
             raise EngineLoadError(
@@ -168,14 +171,14 @@ class EngineDirectory:
                     f"{self.folder / DRAFT_CONFIG}: {name} is {found}, {BASE_CONFIG} has {expected}: the two were not "
                     "exported together"
                 )
-        visual = base.visual
+        encoder = base.encoder
         for name, found, theirs in (
-            ("num_axes", draft.num_axes, 0 if visual is None else visual.num_axes),
-            ("media_width", draft.media_width, 0 if visual is None else base.hidden_size),
+            ("num_axes", draft.num_axes, 0 if encoder is None else encoder.num_axes),
+            ("media_width", draft.media_width, 0 if encoder is None else base.hidden_size),
         ):
             if found not in (0, theirs):
                 raise EngineDirectoryError(
-                    f"{self.folder / DRAFT_CONFIG}: {name} is {found}, images of {BASE_CONFIG} have {theirs}: the two "
+                    f"{self.folder / DRAFT_CONFIG}: {name} is {found}, media of {BASE_CONFIG} have {theirs}: the two "
                     "were not exported together"
                 )
 
@@ -211,7 +214,7 @@ def clear(folder: Path) -> None:
     a new graph.
     """
     others = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET, *TOKENIZER_FILES)
-    graphs = (name for graph in (BASE, DRAFT, VISUAL) for name in graph_files(folder, graph))
+    graphs = (name for graph in (BASE, DRAFT, VISUAL, AUDIO) for name in graph_files(folder, graph))
     for name in (*graphs, *others):
         (folder / name).unlink(missing_ok=True)
 

@@ -130,15 +130,15 @@ class EngineModel:
 
     def _rotated(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> Tensor:
         """RoPE positions of a segment's rows: int64 [num_reqs, num_query], or [num_reqs, 3, num_query] by axis."""
-        visual, found = self.runner.config.visual, batch.positions[..., rows]
-        if visual is None or not visual.num_axes:
+        encoder, found = self.runner.config.encoder, batch.positions[..., rows]
+        if encoder is None or not encoder.num_axes:
             return found[0].view(shape)
-        # For rows without images all axes are equal.
+        # For rows without media all axes are equal.
         axes = found.view(-1, *shape).transpose(0, 1)
-        return axes.expand(-1, visual.num_axes, -1).contiguous()
+        return axes.expand(-1, encoder.num_axes, -1).contiguous()
 
     def _shown(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Image embeddings of a segment's rows; see `BasePass.shown`."""
+        """Media embeddings of a segment's rows; see `BasePass.shown`."""
         media = first_result("embedded_rows", batch.columns)
         if media is None:
             return ()

@@ -22,7 +22,7 @@ from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph, layer_masks
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
-from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual, Limits
+from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineEncoder, Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import (
     BATCH,
@@ -54,7 +54,7 @@ def export_base(
     ops: GraphOps,
     file: Path,
     more: MoreInputs | None = None,
-    visual: EngineVisual | None = None,
+    encoder: EngineEncoder | None = None,
 ) -> None:
     """Export a verifier's graph, with weights in a separate file, and check it.
 
@@ -65,7 +65,7 @@ def export_base(
         ops: operators of the export.
         file: ONNX file to write.
         more: optional inputs of a runtime part.
-        visual: vision encoder of a model that takes images.
+        encoder: vision or audio encoder of the model; None if the model takes no media.
 
     Raises:
         UnsupportedModelError: the model has a feature that the graphs do not support.
@@ -73,7 +73,7 @@ def export_base(
     """
     taps_size = len(tap_layers) * loaded.hidden_size
     with as_graph(loaded, ops):
-        module = BaseGraph(loaded, tap_layers, ops, more, visual)
+        module = BaseGraph(loaded, tap_layers, ops, more, encoder)
         try:
             shapes = base_shapes(
                 loaded.layers,
@@ -83,7 +83,7 @@ def export_base(
                 capacity=limits.capacity,
                 dtype=loaded.dtype,
                 more=more,
-                visual=visual,
+                encoder=encoder,
                 hidden_size=loaded.hidden_size,
             )
             export_module(module.eval(), module.arguments, shapes, limits, ops.opset, file)
@@ -101,7 +101,7 @@ def export_draft(
         limits: limits of the shapes.
         ops: operators of the export.
         file: ONNX file to write.
-        media: image inputs; see `media_of`.
+        media: media inputs; see `media_of`.
 
     Raises:
         ExportError: torch or onnx cannot export it.

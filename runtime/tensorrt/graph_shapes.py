@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual, Limits
+from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineEncoder, Limits
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineStage, TensorSpec
 
@@ -17,7 +17,7 @@ BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
 """Names of the free dimensions."""
 START, MASK = "kvcache_start_index", "attention_mask"
 SHOWN = "multimodal_rows"
-"""Name of the input that marks rows with image embeddings."""
+"""Name of the input that marks rows with media embeddings."""
 EMBEDDINGS = "multimodal_embeddings"
 """Name of the input that holds the embeddings of the rows that `SHOWN` marks."""
 _TYPICAL_BATCH = 8
@@ -51,7 +51,7 @@ def base_shapes(
     capacity: int,
     dtype: torch.dtype,
     more: MoreInputs | None = None,
-    visual: EngineVisual | None = None,
+    encoder: EngineEncoder | None = None,
     hidden_size: int = 0,
 ) -> GraphShapes:
     """Shapes of the verifier's graph.
@@ -64,10 +64,10 @@ def base_shapes(
         capacity: positions of a KV row.
         dtype: dtype of weights and KV.
         more: optional inputs of a runtime part.
-        visual: vision encoder of a model that takes images.
-        hidden_size: width of image embeddings.
+        encoder: vision or audio encoder of the model; None if the model takes no media.
+        hidden_size: width of media embeddings.
     """
-    positions = (BATCH, visual.num_axes, ROWS) if visual is not None and visual.num_axes else (BATCH, ROWS)
+    positions = (BATCH, encoder.num_axes, ROWS) if encoder is not None and encoder.num_axes else (BATCH, ROWS)
     masks = {mask_name(window): _mask(capacity) for window in windows}
     inputs = {
         "input_ids": _rows(),
@@ -76,9 +76,9 @@ def base_shapes(
         "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
         **masks,
     }
-    if visual is not None:
+    if encoder is not None:
         inputs[SHOWN] = TensorSpec(torch.bool, (BATCH, ROWS))
-        inputs |= dict.fromkeys(shown_names(visual), TensorSpec(dtype, (BATCH, ROWS, hidden_size)))
+        inputs |= dict.fromkeys(shown_names(encoder), TensorSpec(dtype, (BATCH, ROWS, hidden_size)))
     if more is not None:
         inputs |= more.specs(dtype)
     outputs = {"logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size))}
@@ -107,7 +107,7 @@ def draft_shapes(
         capacity: positions of a KV row.
         dtype: dtype of weights and KV.
         block_masks: mask names of a one-pass head; empty for other heads.
-        media: image inputs.
+        media: media inputs.
     """
     own = {} if block_masks else {"hidden_states_from_draft": TensorSpec(dtype, (BATCH, ROWS, hidden_size))}
     inputs = {
@@ -129,9 +129,9 @@ def draft_shapes(
     return _with_caches(inputs, outputs, layers, capacity, dtype)
 
 
-def shown_names(visual: EngineVisual) -> list[str]:
-    """Names of the image inputs: the embeddings, and the features that are added to the outputs of the first layers."""
-    return [EMBEDDINGS, *(f"deepstack_embeddings_{layer}" for layer in range(visual.num_deep))]
+def shown_names(encoder: EngineEncoder) -> list[str]:
+    """Names of the media inputs: the embeddings, and the features that are added to the outputs of the first layers."""
+    return [EMBEDDINGS, *(f"deepstack_embeddings_{layer}" for layer in range(encoder.num_deep))]
 
 
 def mask_name(window: int) -> str:

@@ -25,11 +25,11 @@ class EngineStage(StrEnum):
     ACCEPT = "accept"
     """Accepted tokens with the verifier's hidden states, in the drafter's graph."""
     ENCODE = "encode"
-    """An image in the vision encoder's graph."""
+    """An image, or a window of sound, in the encoder's graph."""
 
 
 BASE_STAGES = (EngineStage.PREFILL, EngineStage.VERIFY, EngineStage.PLAIN)
-VISUAL_STAGES = (EngineStage.ENCODE,)
+ENCODER_STAGES = (EngineStage.ENCODE,)
 DRAFT_STAGES = (EngineStage.PREFILL, EngineStage.PROPOSAL, EngineStage.ACCEPT)
 
 

@@ -1,5 +1,6 @@
 """The demo pair with an adapter on the GPU of numbers; in a process of `test_gpu_of_numbers`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,17 +20,25 @@ def test_an_adapter_beside_the_base_model_writes_what_the_merged_model_writes(gp
     adapter = llm.engine.loaded.parts["adapters"].inspect("adapter", folder)
     prompt, wanted = prompts(llm)[1], params("greedy", force_drafts=True)
     requests = [Request("base", tuple(prompt), wanted), Request("adapted", tuple(prompt), wanted, variant=adapter)]
-    found: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        llm.engine.add_request(request)
-    while llm.engine.has_unfinished_requests():
-        for output in llm.engine.step():
-            found[output.request_id] += output.token_ids
+    found: dict[str, list[int]] = {name: [] for name in ("base", "adapted", "alone")}
+
+    def finish(requests: list[Request]) -> int:
+        """Number of adapter kernels launched until all requests have ended."""
+        before = gpu.launches["_shrink_kernel"]
+        for request in requests:
+            llm.engine.add_request(request)
+        while llm.engine.has_unfinished_requests():
+            for output in llm.engine.step():
+                found[output.request_id] += output.token_ids
+        return gpu.launches["_shrink_kernel"] - before
+
+    assert finish(requests) > 0
+    assert finish([replace(requests[0], request_id="alone")]) == 0
     options = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
 
     def written(model: PreTrainedModel) -> list[int]:
         return model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
 
-    assert found["base"] == written(base)
+    assert found["base"] == found["alone"] == written(base)
     assert found["adapted"] == written(merge(base, folder))
     assert found["base"] != found["adapted"]

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from wingbeat.kernels import choice
+
 CARDS_BY_CAPABILITY = {80: "A100", 89: "L4", 90: "H100"}
 
 
@@ -23,3 +25,10 @@ def gpu(request: pytest.FixtureRequest) -> Iterator:
     capability = request.config.getoption("--ptx")
     with number_gpu(CARDS_BY_CAPABILITY[capability or 90], compiled=capability is not None) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def every_kernel_runs() -> Iterator[None]:
+    """No kernel may be replaced by its reference, which at a start is only a warning."""
+    yield
+    assert not choice.replaced(), f"references run instead of {', '.join(choice.replaced())}"

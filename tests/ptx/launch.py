@@ -74,9 +74,10 @@ class Launches:
             machine = self.machines[compiled.hash] = Machine(program)
         used = [key for key in names if signature.get(key, "constexpr") != "constexpr"]
         tensors = [given[key] for key in used if isinstance(given[key], torch.Tensor)]
+        parameters = [bits for key in used for bits in _parameters(given[key], signature[key])]
         grid = Grid(
             size=(*size, 1, 1)[:3],
-            parameters=[_bits(given[key], signature[key]) for key in used],
+            parameters=parameters,
             allocations=list(spans([*tensors, *self.reachable])),
             shared_bytes=compiled.metadata.shared,
             races=self.races,
@@ -128,6 +129,15 @@ def executing(capability: int, races: bool = True) -> Iterator[Launches]:
     finally:
         JITFunction.run = compile_and_launch
         driver._active = before
+
+
+def _parameters(value: Any, kind: Any) -> Iterator[int]:
+    """Parameters of an argument: none of a constant; a tuple has those of its elements."""
+    if isinstance(kind, tuple):
+        for part, its in zip(value, kind, strict=True):
+            yield from _parameters(part, its)
+    elif kind != "constexpr":
+        yield _bits(value, kind)
 
 
 def _bits(value: Any, kind: str) -> int:

@@ -46,6 +46,7 @@ KERNELS = {
     "_walk_kernel",
     "_ancestors_kernel",
     "_paths_kernel",
+    "_delta_rule_kernel",
     "_packed_product_kernel",
     "_unpack_kernel",
 }
@@ -58,7 +59,7 @@ SMALL = (
     " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"
     " or (packed and (its_reference or numbers_are) and q4_k) or a_tile_of_the_device or (a_row_alone and plain)"
-    " or (alike and (bfloat16 or tree))"
+    " or (alike and (bfloat16 or tree)) or (the_delta_rule and 2-7-12-41-normed)"
 )
 """A case or a few of each kernel."""
 

@@ -48,12 +48,13 @@ from torch import Tensor
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda.cuda_events import PAIR, DeviceEvents, DrafterEvents, new_events, open_events
-from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess, poll
 from wingbeat.cluster.channels.header import PID_BITS, ChannelError, Word
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelMemory, Region, buffer_bytes, carve
 from wingbeat.cluster.channels.segment import Details, Segment, SegmentHeader
 from wingbeat.cluster.channels.segment_files import close_segment
+from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 logger = logging.getLogger(__name__)

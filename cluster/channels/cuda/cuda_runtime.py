@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cuda_driver import CudaError, call_driver
 from wingbeat.kernels.foreign_memory import tensor_at
 
 HANDLE_BYTES = 64
@@ -29,10 +30,6 @@ DRAIN_POLL_S = 1e-3
 _LAZY_PEER_ACCESS = 1
 _IPC_EVENT_SUPPORT = 125
 """cudaDevAttrIpcEventSupport"""
-
-
-class CudaError(RuntimeError):
-    """A CUDA call failed. The message is one line that names the call, the device and CUDA's own reason."""
 
 
 class CudaRuntime:
@@ -88,11 +85,8 @@ class CudaRuntime:
     def allocation_of(self, device: torch.device, address: int) -> tuple[int, int]:
         """Start and bytes of the allocation that contains an address; the allocation may be any library's."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        driver = _driver()
         with torch.cuda.device(device):
-            status = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-        if status:
-            raise CudaError(f"cuMemGetAddressRange on cuda:{device.index} failed (CUresult {status})")
+            call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value, size.value
 
     def export_memory(self, device: torch.device, address: int) -> bytes:
@@ -191,16 +185,3 @@ def _cudart() -> ctypes.CDLL:
         raise CudaError(f"the CUDA runtime {name} of torch {torch.__version__} cannot be opened: {error}") from None
     library.cudaGetErrorString.restype = ctypes.c_char_p
     return library
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    """The driver's library, which the CUDA runtime has loaded.
-
-    Raises:
-        CudaError: the library cannot be opened.
-    """
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise CudaError(f"the driver's library cannot be opened: {error}") from None

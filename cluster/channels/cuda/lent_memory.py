@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
+from wingbeat.kernels.cuda_driver import CudaError
 
 SYNCHRONISED_S = 60.0
 """Longest wait in seconds for a device to finish the work enqueued before the loan."""

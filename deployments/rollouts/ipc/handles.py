@@ -14,8 +14,9 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES, CudaRuntime
 from wingbeat.cluster.channels.cuda.lent_memory import SYNCHRONISED_S
+from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.runtime.rollouts.served_weights import WeightsRefused, shown
 
 FIELD = "ipc_handles"

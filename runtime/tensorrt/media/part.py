@@ -1,7 +1,7 @@
-"""Registers images for engine directories; the code that reads and builds encoders is imported on first use."""
+"""Registers encoders of engine directories; the code that reads and builds encoders is imported on first use."""
 
-extend_engine = "wingbeat.runtime.tensorrt.media.visual_encoder:extend_engine"
+extend_engine = "wingbeat.runtime.tensorrt.media.engine_encoder:extend_engine"
 embedded_rows = "wingbeat.runtime.media.rows:embedded_rows"
-visual_of = "wingbeat.runtime.tensorrt.media.visual_graph:visual_of"
-export_visual = "wingbeat.runtime.tensorrt.media.visual_graph:export_visual"
-visual_profiles = "wingbeat.runtime.tensorrt.media.visual_graph:visual_profiles"
+encoder_of = "wingbeat.runtime.tensorrt.media.encoder_graph:encoder_of"
+export_encoder = "wingbeat.runtime.tensorrt.media.encoder_graph:export_encoder"
+encoder_profiles = "wingbeat.runtime.tensorrt.media.encoder_graph:encoder_profiles"

@@ -14,9 +14,9 @@ from tests.runtime.rollouts.test_served_weights import moved
 from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
 from wingbeat.deployments.rollouts.trainer import _free_port
 from wingbeat.deployments.rollouts.wire import OperationResult
+from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
 from wingbeat.runtime.rollouts.sleep_memory import FixedMemory
-from wingbeat.runtime.rollouts.virtual_memory import GpuMemoryError
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -212,7 +212,7 @@ class Card:
 
     def restore(self, tag: str) -> None:
         if self.is_full and tag == "kv_cache":
-            raise GpuMemoryError("cuMemCreate failed: out of memory (CUresult 2)")
+            raise CudaError("cuMemCreate failed: out of memory (CUresult 2)")
 
 
 def test_a_card_without_room_leaves_the_engine_asleep_and_a_host_without_room_awake(by_old):

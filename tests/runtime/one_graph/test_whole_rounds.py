@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,9 +25,11 @@ from tests.runtime.gpu_world import (
 )
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.worker import DraftWorker, RoundObserver
+from wingbeat.runtime.engine import memory
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
-from wingbeat.runtime.inner_drafter import attach
+from wingbeat.runtime.inner_drafter import InnerDrafter, attach
+from wingbeat.runtime.one_graph.whole_rounds import num_whole_rounds
 from wingbeat.runtime.scheduling.request import Request
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
@@ -121,3 +124,28 @@ def test_engines_that_cannot_have_one_graph_have_none(gpu, why):
     engine = Engine(verifier(), engine_config(shape, 1), drafter.needs, FakeGraphDevice(gpu))
     attach(engine, worker, channel)
     assert engine.runner.whole is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_memory_is_reserved_for_every_graph_of_whole_rounds(gpu, shape, monkeypatch):
+    """A drafter in the engine's process is reserved what a drafter beside it is, and these graphs."""
+    config = replace(engine_config(SHAPES[shape], 12), num_kv_blocks=None)
+    drafter = new_drafter("eagle-3", SHAPES[shape], FakeGraphDevice(gpu))
+    device = FakeGraphDevice(gpu)
+    engine = Engine(verifier(), engine_config(SHAPES[shape], 12), drafter.needs, device)
+    attach(engine, DraftWorker(drafter), partial(InProcessChannel, device=CUDA))
+    captured = [stage for stage, _ in engine.runner.graphs.stats.captured].count(Stage.WHOLE_ROUND)
+    assert captured == num_whole_rounds(config) > 2
+    monkeypatch.setattr(memory, "activation_bytes", lambda *args: (1000, 2000))
+    inner = InnerDrafter(SimpleNamespace(engine_dir="built"), "cuda", lambda lender: DraftWorker(drafter))
+    needs = inner.needs(None, engine.loaded)
+    beside, inside, eager = (
+        memory.reserved_bytes(engine.loaded, *given)
+        for given in (
+            (config, drafter.needs._replace(held_bytes=1)),
+            (config, needs),
+            (replace(config, cuda_graphs=False), needs),
+        )
+    )
+    assert inside - beside == captured * memory.GRAPH_BYTES
+    assert eager < inside

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from wingbeat.runtime.rollouts.virtual_memory import GpuMemoryError
+from wingbeat.kernels.cuda_driver import CudaError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -56,7 +56,7 @@ class HostDriver:
     def create(self, device: torch.device, num_bytes: int) -> int:
         self.calls.append("create")
         if self.physical_bytes + num_bytes > self.total_bytes:
-            raise GpuMemoryError("cuMemCreate failed: out of memory (CUresult 2)")
+            raise CudaError("cuMemCreate failed: out of memory (CUresult 2)")
         handle = os.memfd_create("wingbeat-physical")
         os.truncate(handle, num_bytes)
         self.created[handle] = num_bytes

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.runtime.rollouts.host_driver import HostDriver
+from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.runtime.rollouts import virtual_memory
-from wingbeat.runtime.rollouts.virtual_memory import ALIGNMENT_BYTES, GpuMemoryError, Region
+from wingbeat.runtime.rollouts.virtual_memory import ALIGNMENT_BYTES, Region
 
 HOST = torch.device("cpu")
 
@@ -53,7 +54,7 @@ def test_a_card_that_others_have_filled_leaves_the_region_asleep_with_its_conten
     first, second = region.allocate([10])[0].fill_(1), region.allocate([10])[0].fill_(2)
     region.sleep(saves=True)
     driver.total_bytes = HostDriver.GRANULARITY
-    with pytest.raises(GpuMemoryError, match="cuMemCreate failed: out of memory"):
+    with pytest.raises(CudaError, match="cuMemCreate failed: out of memory"):
         region.wake()
     assert (driver.physical_bytes, region.is_asleep) == (0, True)
     driver.total_bytes *= 2
@@ -86,5 +87,5 @@ def test_a_host_without_room_leaves_the_region_awake(driver: HostDriver, monkeyp
 def test_a_machine_without_the_driver_says_so():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(GpuMemoryError, match="the driver's library cannot be opened: libcuda"):
+    with pytest.raises(CudaError, match="the driver's library cannot be opened: libcuda"):
         Region(torch.device("cuda", 0)).allocate([1])

@@ -79,7 +79,7 @@ def captured_pair(loaded, failing=(), head=None, built=LIMITS, extend=as_it_is, 
     """
     head = random_head(loaded) if head is None else head
     config = base_config(loaded, head.tap_layers, built)
-    drafts = draft_config(head, config.visual)
+    drafts = draft_config(head, config.encoder)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
     count = iter(range(10**9))
     for one in (session, draft):

@@ -12,7 +12,7 @@ from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
-from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig, EngineVisual
+from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig, EngineEncoder
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession
 
@@ -20,7 +20,7 @@ LENS = (29, 3, 17, 41)
 COUNTS = (1, 3, 2, 4)
 DELTAS = (2, 5, 0, 7)
 """By how much more tokens behind images are rotated."""
-GRIDS = EngineVisual(pixels=(4,), num_axes=3, merge=2)
+GRIDS = EngineEncoder(pixels=(4,), num_axes=3, merge=2)
 """A vision encoder whose images have rows and columns."""
 TREES = {"tree": (-1, -1, 0, 0, 2, 3), "chain": (-1, 0, 1, 2, 3, 4)}
 """Parents of drafted nodes; -1 is the root."""

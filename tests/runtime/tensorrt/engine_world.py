@@ -24,8 +24,8 @@ from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
+    EngineEncoder,
     EngineLayer,
-    EngineVisual,
     Limits,
 )
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
@@ -106,7 +106,7 @@ class TorchSession:
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Configuration of an engine directory's verifier."""
     more = first_result("graph_room", loaded, limits)
-    visual = first_result("visual_of", loaded)
+    encoder = first_result("encoder_of", loaded)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),
@@ -118,29 +118,29 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
         eos_token_ids=(),
         tap_layers=tap_layers,
         has_draft_model=bool(tap_layers),
-        is_vlm=visual is not None,
-        visual=visual,
+        is_vlm=encoder is not None and encoder.mask is None,
+        encoder=encoder,
         **({} if more is None else more.fields()),
     )
 
 
-def draft_config(head: DecoderHead | OnePassHead, visual: EngineVisual | None = None) -> DraftEngineConfig:
+def draft_config(head: DecoderHead | OnePassHead, encoder: EngineEncoder | None = None) -> DraftEngineConfig:
     """Configuration of an engine directory's head.
 
     Args:
-        visual: of its verifier.
+        encoder: of its verifier.
     """
-    return DraftEngineConfig(**_COMMON | head_fields(head, visual), base_fingerprint="0" * 20)
+    return DraftEngineConfig(**_COMMON | head_fields(head, encoder), base_fingerprint="0" * 20)
 
 
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     """The verifier's graph, run by torch."""
     sizes = (config.vocab_size, config.hidden_states_size, config.limits.capacity, torch.float32)
-    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.more_inputs, config.visual, loaded.hidden_size)
+    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.more_inputs, config.encoder, loaded.hidden_size)
 
     def run(tensors: dict[str, Tensor]) -> list[Tensor]:
         with as_graph(loaded, OPS):
-            graph = BaseGraph(loaded, config.tap_layers, OPS, config.more_inputs, config.visual)
+            graph = BaseGraph(loaded, config.tap_layers, OPS, config.more_inputs, config.encoder)
             try:
                 return graph(*graph.arguments(list(tensors.values())))
             finally:
@@ -199,7 +199,7 @@ def torch_pair(
         return engine_on(session, config, limits, None, extend=extend), session, None
     head = random_head(loaded) if head is None else head
     config = base_config(loaded, head.tap_layers, built)
-    drafts = draft_config(head, config.visual)
+    drafts = draft_config(head, config.encoder)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
     if isinstance(head, OnePassHead):
         drafter = BlockDrafter(draft, drafts, head, speculation)

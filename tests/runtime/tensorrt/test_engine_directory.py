@@ -56,14 +56,14 @@ def test_a_directory_reads_as_it_was_written(folder, llama):
     [
         ("base_config.json", {"vocab_size": "many"}, r"base_config\.json: vocab_size: input should be a valid integer"),
         ("base_config.json", {"colour": 1}, r"base_config\.json: colour: extra inputs are not permitted"),
-        ("base_config.json", {"format_version": 2}, r"base_config\.json: format_version: input should be 3"),
-        ("draft_config.json", {"format_version": 2}, r"draft_config\.json: format_version: input should be 3"),
+        ("base_config.json", {"format_version": 2}, r"base_config\.json: format_version: input should be 4"),
+        ("draft_config.json", {"format_version": 2}, r"draft_config\.json: format_version: input should be 4"),
         (
             "draft_config.json",
             {"num_axes": 3},
-            r"draft_config\.json: num_axes is 3, images of base_config",
+            r"draft_config\.json: num_axes is 3, media of base_config",
         ),
-        ("draft_config.json", {"media_width": 64}, r"draft_config\.json: media_width is 64, images of base_config"),
+        ("draft_config.json", {"media_width": 64}, r"draft_config\.json: media_width is 64, media of base_config"),
         ("base_config.json", {"tap_layers": [1, 99]}, r"base_config\.json: fields: tap_layers is \(1, 99\): there are"),
         ("base_config.json", {"layers": []}, r"base_config\.json: fields: layers has 0 entries"),
         (

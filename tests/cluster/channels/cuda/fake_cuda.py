@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES, CudaError
+from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES
+from wingbeat.kernels.cuda_driver import CudaError
 
 FILE_PREFIX = "wingbeat-fake-cuda-"
 

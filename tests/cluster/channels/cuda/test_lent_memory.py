@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.cluster.channels.cuda.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE
-from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError
 from wingbeat.cluster.channels.cuda.lent_memory import Borrower, LentTensor, Loan, lend
+from wingbeat.kernels.cuda_driver import CudaError
 
 BORROWS = """
 import pickle, sys, torch

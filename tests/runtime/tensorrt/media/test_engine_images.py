@@ -1,4 +1,4 @@
-"""Images over an engine: the vision encoder is an engine of its own, and texts are those of generate()."""
+"""Images and sounds over an engine: their encoder is an engine of its own, and texts are those of generate()."""
 
 import copy
 
@@ -13,7 +13,7 @@ from tests.runtime.one_pass.one_pass_drafts import load
 from tests.runtime.one_pass.one_pass_world import random_tensors, raw_config
 from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, draft_session, torch_pair
 from tests.runtime.tensorrt.media.drafts_watched import drafts_within
-from tests.runtime.tensorrt.media.images_world import images_of, with_images
+from tests.runtime.tensorrt.media.images_world import SOUNDS, images_of, with_images
 from tests.runtime.watchers import FailingEnd, Rig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
@@ -23,7 +23,7 @@ from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 
-MODELS = ("qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "qwen2_vl", "llava_siglip")
+MODELS = ("qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "qwen2_vl", "llava_siglip", *SOUNDS)
 SHAPES = {"tree": TREE, "chain": CHAIN, "plain": None}
 NUM_TOKENS = 20
 
@@ -121,7 +121,7 @@ HEADS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "qwen2_audio"])
 def test_drafts_behind_images_are_those_of_a_dense_pass(name):
     head = head_for(name)
     drafts = by_engines(name, head, CHAIN, max_num_batched_tokens=17)
@@ -129,11 +129,11 @@ def test_drafts_behind_images_are_those_of_a_dense_pass(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "qwen2_audio"])
 @pytest.mark.parametrize("kind", HEADS)
 def test_trees_behind_images_are_those_of_the_torch_drafter(kind, name):
     head = HEADS[kind](name)
-    config = draft_config(head, base_config(shown(name).loaded, head.tap_layers).visual)
+    config = draft_config(head, base_config(shown(name).loaded, head.tap_layers).encoder)
     assert config.num_axes == (3 if name in GRIDS and kind != "one axis" else 0)
     assert config.media_width == (0 if kind == "blind" else 64)
     check_same(by_engines(name, head, TREE, block_size=4), by_torch(name, head, TREE, block_size=4))
@@ -153,7 +153,7 @@ def test_blocks_behind_images_are_those_of_the_torch_drafter(name, tmp_path):
 def test_a_draft_engine_that_comes_later_sees_the_images_again(name):
     """Prompts are replayed in pieces that begin and end within images."""
     ref, head = shown(name), head_for(name)
-    config = draft_config(head, base_config(ref.loaded, head.tap_layers).visual)
+    config = draft_config(head, base_config(ref.loaded, head.tap_layers).encoder)
 
     def drafter() -> EngineDrafter:
         return EngineDrafter(draft_session(head, config), config, head.draft_token_ids, TREE)
@@ -182,7 +182,7 @@ def test_an_image_larger_than_the_engine_takes_is_refused():
 
 
 @pytest.mark.slow
-def test_a_model_of_sound_serves_text_alone():
+def test_without_its_encoder_a_model_of_sound_serves_text_alone():
     ref = shown("qwen2_audio")
     limits = engine_config(TREE, max_num_seqs=3, num_kv_blocks=None)
     engine, _, _ = torch_pair(ref.loaded, TREE, limits)

@@ -1,4 +1,4 @@
-"""Exported vision encoders, and texts behind images by ONNX Runtime."""
+"""Exported encoders, and texts behind images and sounds by ONNX Runtime."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from tests.runtime.media.test_drafter_sees import GRIDS, Dense, check, head_for
 from tests.runtime.models import CHAIN, engine_config, greedy_params
 from tests.runtime.tensorrt.engine_world import LIMITS
 from tests.runtime.tensorrt.media.drafts_watched import drafts_within
+from tests.runtime.tensorrt.media.images_world import SOUNDS
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
@@ -24,7 +25,7 @@ pytest.importorskip("onnxscript")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", *SOUNDS])
 @pytest.mark.parametrize("shape", ["chain", "plain"])
 def test_text_and_drafts_behind_images_by_onnx_runtime_are_those_of_torch(name, shape, tmp_path):
     ref, model, head = shown(name), tmp_path / "model", None
@@ -35,8 +36,9 @@ def test_text_and_drafts_behind_images_by_onnx_runtime_are_those_of_torch(name, 
         save_eagle_head(rounded, head)
     plan = BuildPlan(model, head, tmp_path / "engines", torch.float32, LIMITS)
     directory = export_directory(plan)
-    assert directory.base.is_vlm
-    assert {"visual.onnx", "eagle_base.onnx"} <= directory.base.files.keys()
+    assert directory.base.is_vlm == (name not in SOUNDS)
+    encoder = "audio" if name in SOUNDS else "visual"
+    assert {f"{encoder}.onnx", "eagle_base.onnx"} <= directory.base.files.keys()
     cpu, limits = torch.device("cpu"), engine_config(CHAIN, max_num_seqs=3, num_kv_blocks=None)
     drafter = None if head is None else open_drafter(directory.folder, head, model, CHAIN, cpu)
     opened = open_backend(directory.folder, model, limits, cpu)

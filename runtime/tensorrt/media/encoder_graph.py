@@ -1,6 +1,7 @@
-"""The vision encoder as a separate graph, one image per pass; tensors derived from the image's grid are inputs.
+"""The vision or audio encoder as a separate graph: one image, or one window of sound, per pass.
 
-These tensors are computed on the host; the encoders in transformers accept them as arguments.
+Tensors derived from an image's grid are inputs that the host computes; the encoders in transformers accept them as
+arguments.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,14 +20,15 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
+from wingbeat.runtime.media.audio import FEATURES, window_shape
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.media.media_input import IMAGE
-from wingbeat.runtime.tensorrt.engine_config import EngineVisual
+from wingbeat.runtime.media.media_input import AUDIO
+from wingbeat.runtime.tensorrt.engine_config import EngineEncoder
 from wingbeat.runtime.tensorrt.export import export_module
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes, Profile, SizeRange
 from wingbeat.runtime.tensorrt.limits import Limits
-from wingbeat.runtime.tensorrt.session import VISUAL_STAGES, EngineStage, TensorSpec
+from wingbeat.runtime.tensorrt.session import ENCODER_STAGES, EngineStage, TensorSpec
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 PIXELS = "pixel_values"
@@ -36,17 +39,20 @@ the whole image, not once per window.
 _PLAIN = "eager"
 
 
-def visual_of(loaded: LoadedModel) -> EngineVisual | None:
-    """The vision encoder's entry in an engine directory's config; None if the model takes no images."""
-    media = loaded.reader
-    if media is None or media.family.kind != IMAGE:
+def encoder_of(loaded: LoadedModel) -> EngineEncoder | None:
+    """The encoder's entry in an engine directory's config; None if the model takes neither images nor audio."""
+    if loaded.reader is None:
         return None
-    family, config = media.family, loaded.model.config
+    family, config = loaded.reader.family, loaded.model.config
+    if family.kind == AUDIO:
+        shape, (_, mask) = window_shape(config), family.inputs
+        num_tokens = family.num_tokens(config, {mask: np.ones((1, shape[1]), dtype=np.int64)})
+        return EngineEncoder(shape=shape, mask=mask, num_tokens=num_tokens)
     vision, example = config.vision_config, family.example(config, 2, 2)
     fields: dict[str, Any] = {"num_axes": 3 if family.rotates_in_grids else 0}
     if "image_grid_thw" not in family.inputs:
-        fields |= {"pixels": example[PIXELS].shape[1:], "num_tokens": family.num_tokens(config, example)}
-        return EngineVisual(**fields)
+        fields |= {"shape": example[PIXELS].shape[1:], "num_tokens": family.num_tokens(config, example)}
+        return EngineEncoder(**fields)
     tower = loaded.model.model.visual
     if (window := getattr(tower, "window_size", None)) is not None:
         fields |= {"window_size": window, "patch_size": tower.patch_size}
@@ -54,68 +60,77 @@ def visual_of(loaded: LoadedModel) -> EngineVisual | None:
         ways = {"mode": tower.interpolation_mode, "align_corners": tower.interpolation_align_corners}
         fields |= {"interpolation": {"num_grid_per_side": side, **ways}}
     fields["num_deep"] = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-    return EngineVisual(pixels=example[PIXELS].shape[1:], merge=vision.spatial_merge_size, **fields)
+    return EngineEncoder(shape=example[PIXELS].shape[1:], merge=vision.spatial_merge_size, **fields)
 
 
-def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) -> GraphShapes:
+def encoder_shapes(encoder: EngineEncoder, hidden_size: int, dtype: torch.dtype) -> GraphShapes:
     """Shapes of the encoder's graph; the dimension `TOKENS` is free if images are grids of patches."""
-    if not visual.merge:
-        output = TensorSpec(dtype, (visual.num_tokens, hidden_size))
-        return GraphShapes({PIXELS: TensorSpec(dtype, (1, *visual.pixels))}, {"embeddings": output})
-    unit = (TOKENS, visual.merge**2)
-    inputs = {PIXELS: TensorSpec(dtype, (*unit, *visual.pixels)), "position_ids": TensorSpec(torch.int64, (*unit, 2))}
-    if visual.window_size is not None:
+    if not encoder.merge:
+        output, whole = TensorSpec(dtype, (encoder.num_tokens, hidden_size)), TensorSpec(dtype, (1, *encoder.shape))
+        inputs = {PIXELS: whole}
+        if encoder.mask is not None:
+            inputs = {FEATURES: whole, encoder.mask: TensorSpec(torch.int64, (1, encoder.shape[-1]))}
+        return GraphShapes(inputs, {"embeddings": output})
+    unit = (TOKENS, encoder.merge**2)
+    inputs = {PIXELS: TensorSpec(dtype, (*unit, *encoder.shape)), "position_ids": TensorSpec(torch.int64, (*unit, 2))}
+    if encoder.window_size is not None:
         inputs["window_index"] = TensorSpec(torch.int64, (TOKENS,))
         inputs["window_segments"] = TensorSpec(torch.int64, unit)
-    if visual.interpolation is not None:
-        inputs["interp_indices"] = TensorSpec(torch.int64, (*unit, visual.num_taps))
-        inputs["interp_weights"] = TensorSpec(torch.float32, (*unit, visual.num_taps))
-    names = ["embeddings", *(f"deep_{layer}" for layer in range(visual.num_deep))]
+    if encoder.interpolation is not None:
+        inputs["interp_indices"] = TensorSpec(torch.int64, (*unit, encoder.num_taps))
+        inputs["interp_weights"] = TensorSpec(torch.float32, (*unit, encoder.num_taps))
+    names = ["embeddings", *(f"deep_{layer}" for layer in range(encoder.num_deep))]
     return GraphShapes(inputs, dict.fromkeys(names, TensorSpec(dtype, (TOKENS, hidden_size))))
 
 
-def visual_inputs(visual: EngineVisual, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """Graph inputs of an image, one entry per pass of the graph. An image that is a grid of patches takes one pass; an
-    image that is split into crops takes one pass per crop.
+def encoder_inputs(encoder: EngineEncoder, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """Graph inputs of an image or sound, one entry per pass of the graph. An image that is a grid of patches takes one
+    pass; an image that is split into crops takes one pass per crop, and a sound one per window.
 
     Args:
-        visual: config of the encoder.
-        arrays: output of the image processor.
-        dtype: dtype of the pixels.
+        encoder: config of the encoder.
+        arrays: output of the processor.
+        dtype: dtype of the pixels or spectrograms.
     """
+    if encoder.mask is not None:
+        windows = zip(arrays[FEATURES].to(dtype).split(1), arrays[encoder.mask].long().split(1), strict=True)
+        return [{FEATURES: window, encoder.mask: mask} for window, mask in windows]
     pixels = arrays[PIXELS].to(dtype)
-    if not visual.merge:
+    if not encoder.merge:
         return [{PIXELS: crop} for crop in pixels.split(1)]
-    grid, unit = arrays["image_grid_thw"], visual.merge**2
-    found = {PIXELS: pixels, "position_ids": get_vision_position_ids(grid, visual.merge)}
-    if visual.window_size is not None:
-        index, ends = get_vision_window_index(grid, visual.merge, visual.window_size, visual.patch_size)
+    grid, unit = arrays["image_grid_thw"], encoder.merge**2
+    found = {PIXELS: pixels, "position_ids": get_vision_position_ids(grid, encoder.merge)}
+    if encoder.window_size is not None:
+        index, ends = get_vision_window_index(grid, encoder.merge, encoder.window_size, encoder.patch_size)
         places = torch.arange(len(pixels))
         found["window_segments"] = torch.searchsorted(ends.to(torch.int64), places, right=True)
-    if visual.interpolation is not None:
+    if encoder.interpolation is not None:
         found["interp_indices"], found["interp_weights"] = get_vision_interpolation_indices_and_weights(
-            grid, spatial_merge_size=visual.merge, **visual.interpolation.model_dump()
+            grid, spatial_merge_size=encoder.merge, **encoder.interpolation.model_dump()
         )
     inputs = {name: part.unflatten(0, (-1, unit)).contiguous() for name, part in found.items()}
-    return [inputs if visual.window_size is None else inputs | {"window_index": index}]
+    return [inputs if encoder.window_size is None else inputs | {"window_index": index}]
 
 
-class VisualGraph(nn.Module):
-    """A loaded model's vision encoder in the form to be exported."""
+class EncoderGraph(nn.Module):
+    """A loaded model's vision or audio encoder in the form to be exported."""
 
-    def __init__(self, loaded: LoadedModel, visual: EngineVisual, names: list[str]) -> None:
+    def __init__(self, loaded: LoadedModel, encoder: EngineEncoder, names: list[str]) -> None:
         super().__init__()
-        self.model, self.visual = loaded.model, visual
+        self.model, self.encoder = loaded.model, encoder
         self._family: MediaFamily = loaded.reader.family
         self._names = names
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Run the encoder: inputs in the order of `visual_shapes` -> outputs in that order."""
+        """Run the encoder: inputs in the order of `encoder_shapes` -> outputs in that order."""
         given = dict(zip(self._names, inputs, strict=True))
-        if not self.visual.merge:
+        if self.encoder.mask is not None:
+            embeddings, heard = self._family.padded(self.model, given)
+            return [(embeddings * heard[..., None])[0]]
+        if not self.encoder.merge:
             output = self._family.encode(self.model, given)
             parts = getattr(output, "pooler_output", output)
-            return [(parts if isinstance(parts, Tensor) else parts[0]).reshape(self.visual.num_tokens, -1)]
+            return [(parts if isinstance(parts, Tensor) else parts[0]).reshape(self.encoder.num_tokens, -1)]
         window_index = given.pop("window_index", None)
         flat = {name: part.flatten(0, 1) for name, part in given.items()}
         pixels, segments = flat.pop(PIXELS), flat.pop("window_segments", None)
@@ -153,34 +168,34 @@ def segmented_attention(
 
 
 @contextmanager
-def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]:
+def as_encoder_graph(loaded: LoadedModel, encoder: EngineEncoder) -> Iterator[None]:
     """In this context the encoder uses attention operators that graphs support."""
     towers = loaded.reader.encoder.towers
     before = [tower.config._attn_implementation for tower in towers]
     try:
         for tower in towers:
-            tower.config._attn_implementation = _SEGMENTED if visual.merge else _PLAIN
+            tower.config._attn_implementation = _SEGMENTED if encoder.merge else _PLAIN
         yield
     finally:
         for tower, name in zip(towers, before, strict=True):
             tower.config._attn_implementation = name
 
 
-def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
-    """Export the graph of a model's vision encoder, with weights in a separate file, and check it.
+def export_encoder(loaded: LoadedModel, encoder: EngineEncoder, limits: Limits, ops: GraphOps, file: Path) -> None:
+    """Export the graph of a model's encoder, with weights in a separate file, and check it.
 
     Raises:
         ExportError: torch or onnx cannot export it.
     """
-    shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
-    with as_visual_graph(loaded, visual):
-        module = VisualGraph(loaded, visual, list(shapes.inputs)).eval()
+    shapes = encoder_shapes(encoder, loaded.hidden_size, loaded.dtype)
+    with as_encoder_graph(loaded, encoder):
+        module = EncoderGraph(loaded, encoder, list(shapes.inputs)).eval()
         export_module(module, module.arguments, shapes, limits, ops.opset, file)
 
 
-def visual_profiles(limits: Limits) -> dict[EngineStage, Profile]:
-    """Size ranges of the vision encoder's stage."""
-    [stage] = VISUAL_STAGES
+def encoder_profiles(limits: Limits) -> dict[EngineStage, Profile]:
+    """Size ranges of the encoder's stage."""
+    [stage] = ENCODER_STAGES
     return {stage: {TOKENS: SizeRange(1, limits.max_image_tokens, limits.max_image_tokens)}}
 
 

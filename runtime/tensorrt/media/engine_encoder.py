@@ -1,4 +1,4 @@
-"""Runs the vision encoder's engine. Embeddings are cached in the same image cache as those of a model's own encoder."""
+"""Runs the engine of a vision or audio encoder. Embeddings are cached as those of a model's own encoder."""
 
 from collections.abc import Sequence
 
@@ -10,44 +10,44 @@ from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.media.encoder import MediaEncoder, MediaFeatures
 from wingbeat.runtime.media.families import family_of
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.media.media_input import IMAGE, SERVED, MediaInput
+from wingbeat.runtime.media.media_input import AUDIO, IMAGE, SERVED, MediaInput
 from wingbeat.runtime.media.rows import MediaPart
 from wingbeat.runtime.tensorrt.backend import LoadedEngine
-from wingbeat.runtime.tensorrt.engine_config import EngineVisual
-from wingbeat.runtime.tensorrt.engine_directory import VISUAL, EngineDirectory
+from wingbeat.runtime.tensorrt.engine_config import EngineEncoder
+from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
 from wingbeat.runtime.tensorrt.graph_shapes import TOKENS
-from wingbeat.runtime.tensorrt.media.visual_graph import visual_inputs, visual_shapes
+from wingbeat.runtime.tensorrt.media.encoder_graph import encoder_inputs, encoder_shapes
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, check_graph
 
 
 def extend_engine(directory: EngineDirectory, loaded: LoadedEngine, device: torch.device) -> None:
-    """Enable images for an engine's verifier, if the directory has a vision encoder."""
-    if directory.base.visual is not None:
-        take_images(loaded, directory.open_session(VISUAL, device), read_config(directory.folder))
+    """Enable images or audio for an engine's verifier, if the directory has an encoder."""
+    if (encoder := directory.base.encoder) is not None:
+        take_media(loaded, directory.open_session(encoder.graph, device), read_config(directory.folder))
 
 
-def take_images(loaded: LoadedEngine, session: EngineSession, config: PreTrainedConfig) -> MediaPart:
-    """Enable images for an engine's verifier; returns the `MediaPart` that reads the images.
+def take_media(loaded: LoadedEngine, session: EngineSession, config: PreTrainedConfig) -> MediaPart:
+    """Enable images or audio for an engine's verifier; returns the `MediaPart` that reads them.
 
     Args:
         loaded: the verifier.
-        session: session of the graph `visual`.
+        session: session of the encoder's graph.
         config: config of the whole model.
     """
-    base = loaded.config
+    base, kind = loaded.config, IMAGE if loaded.config.encoder.mask is None else AUDIO
     sizes = base.hidden_size, base.torch_dtype, base.limits.max_image_tokens
-    part = MediaPart(config, VisualEncoder(session, base.visual, family_of(config, IMAGE), *sizes), loaded)
+    part = MediaPart(config, EngineMediaEncoder(session, base.encoder, family_of(config, kind), *sizes), loaded)
     loaded.add(part)
-    loaded.takes[IMAGE] = SERVED
+    loaded.takes[kind] = SERVED
     return part
 
 
-class VisualEncoder(MediaEncoder):
-    """Encodes images to embeddings with an engine.
+class EngineMediaEncoder(MediaEncoder):
+    """Encodes images or sounds to embeddings with an engine.
 
     Args:
-        session: session of the graph `visual`.
-        visual: config of the encoder.
+        session: session of the encoder's graph.
+        encoder: config of the encoder.
         family: model family, for the encoder's inputs.
         hidden_size: width of the embeddings.
         dtype: dtype of the embeddings.
@@ -60,22 +60,22 @@ class VisualEncoder(MediaEncoder):
     def __init__(
         self,
         session: EngineSession,
-        visual: EngineVisual,
+        encoder: EngineEncoder,
         family: MediaFamily,
         hidden_size: int,
         dtype: torch.dtype,
         max_tokens: int,
     ) -> None:
         super().__init__(family, session.device)
-        self.session, self.visual, self.dtype = session, visual, dtype
+        self.session, self.encoder, self.dtype = session, encoder, dtype
         self.max_tokens = max_tokens
-        shapes = visual_shapes(visual, hidden_size, dtype)
+        shapes = encoder_shapes(encoder, hidden_size, dtype)
         check_graph(session, *shapes)
         self._outputs = shapes.outputs
 
     def check(self, medium: MediaInput) -> None:
         """Raises ValueError if an image has more tokens than the engine was built for."""
-        if self.visual.merge and medium.length > self.max_tokens:
+        if self.encoder.merge and medium.length > self.max_tokens:
             raise ValueError(
                 f"{medium.kind} of {medium.length} tokens: the engine was built with max_image_tokens {self.max_tokens}"
             )
@@ -86,8 +86,10 @@ class VisualEncoder(MediaEncoder):
 
     def _encode_one(self, medium: MediaInput) -> MediaFeatures:
         arrays = {name: torch.from_numpy(medium.arrays[name]) for name in self.family.inputs}
-        passes = [self._run(inputs) for inputs in visual_inputs(self.visual, arrays, self.dtype)]
+        passes = [self._run(inputs) for inputs in encoder_inputs(self.encoder, arrays, self.dtype)]
         embeddings, *deep = (torch.cat(parts) for parts in zip(*passes, strict=True))
+        if self.encoder.mask is not None:  # only the last window of a sound has padding, at its end
+            embeddings = embeddings[: medium.length].clone()
         return MediaFeatures(embeddings, tuple(deep))
 
     def _run(self, inputs: dict[str, Tensor]) -> list[Tensor]:
