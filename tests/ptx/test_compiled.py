@@ -51,7 +51,8 @@ KERNELS = {
 }
 SMALL = (
     "(counts_what_its_reference and 13-1) or "
-    "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and added) or "
+    "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and (added or normed)) or "
+    "(heads_of and 3-70 and tree and norms) or levels_of or "
     "angles_are or addresses_are or best_tokens or (trees_are_believed and sound-trees) or (nodes_lie and 6)"
     " or (paths_are_settled and (move or 9-12)) or "
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"
