@@ -27,6 +27,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   another family than EAGLE; else None.
 - `another_verifier(raw, shapes, target, is_eagle1)`: a clause that names the verifier for which a head with this config
   and these tensor shapes was made, if the sizes of `target` differ from that verifier's; None if no size differs.
+- `fuse_head(head)`: a `fused.levels.FusedLevel` of a head on a GPU; None if the head's own steps are used.
 - `fp8_head(head)`: rounds the linear weights of an EAGLE head to FP8, in place.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the conventions that a head's files leave open,
   with `best.convention` and `as_dict()`; None if only one is possible.

@@ -364,7 +364,7 @@ FEATURES = {
             *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
             "tests/runtime/draft_rules/test_rules_on_fake_gpu.py",
             *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
-            "tests/kernels/few_rows/test_triton_products.py",
+            "tests/kernels/few_rows/test_triton_*.py",
         ),
         needs=("kernel_tools",),
     ),

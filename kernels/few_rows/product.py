@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.layer.reference import silu_mul
+from wingbeat.kernels.layer.reference import rms_norm, silu_mul
 
 MOST_ROWS = 64
 """Maximum number of rows that the GPU kernel multiplies."""
@@ -24,6 +24,7 @@ def few_rows_product(
     total: Tensor | None = None,
     counters: Tensor | None = None,
     gated: bool = False,
+    norm: tuple[Tensor, float] | None = None,
 ) -> Tensor:
     """Computes rows @ weight.T + bias, summed in float32 and rounded once.
 
@@ -34,12 +35,14 @@ def few_rows_product(
         counters: int32 [ceil(columns / LEAST_TILE)], all zero when no product runs; None allocates new ones.
         gated: returns silu of the first half of the columns, times the second half: [num_rows, columns / 2]. Each half
             is rounded before silu and the multiplication.
+        norm: weight [inputs] and epsilon of a root-mean-square norm of the rows before the product. The kernel divides
+            the product by the root mean square, and rounds the rows once, after they are multiplied by the weight.
     """
     if kernels := choice.compiled("few_rows_product", rows):
         if counters is None:
             counters = new_counters(weight)
-        return kernels.few_rows_product(rows.contiguous(), weight, bias, total, counters, gated)
-    out = functional.linear(rows, weight, bias)
+        return kernels.few_rows_product(rows.contiguous(), weight, bias, total, counters, gated, norm)
+    out = functional.linear(rows if norm is None else rms_norm(rows, *norm), weight, bias)
     if gated:
         return silu_mul(out)
     return out if total is None else total.add_(out)

@@ -59,8 +59,8 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
     parts = [("hidden", hidden, hidden.shape)]
     if residual is not None:
         parts.append(("residual", residual, hidden.shape))
-    _check(parts, hidden.dtype)
-    _check_weights([("weight", weight, (size,))], hidden.dtype)
+    check(parts, hidden.dtype)
+    check_weights([("weight", weight, (size,))], hidden.dtype)
     if size > MOST_HIDDEN:
         raise ValueError(f"hidden has rows of {size} elements: a norm takes at most {MOST_HIDDEN}")
     normed = torch.empty_like(hidden)
@@ -140,11 +140,11 @@ def embed_beside(
     num_rows, size = len(token_ids), features.shape[-1]
     width, num_nodes = (1, 1) if parents is None else (parents.shape[1], features.shape[1])
     shape = (num_rows, size) if parents is None else (len(parents), num_nodes, size)
-    _check([("features", features, shape), ("table", table, table.shape)], features.dtype)
-    _check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
-    _check([("token_ids", token_ids, (num_rows,))], torch.int64)
+    check([("features", features, shape), ("table", table, table.shape)], features.dtype)
+    check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
+    check([("token_ids", token_ids, (num_rows,))], torch.int64)
     if parents is not None:
-        _check([("parents", parents, (num_rows // width, width))], torch.int64)
+        check([("parents", parents, (num_rows // width, width))], torch.int64)
     if size > MOST_HIDDEN or table.shape[1] != size:
         raise ValueError(f"table is {tuple(table.shape)}: rows of {size} elements needed, at most {MOST_HIDDEN}")
     out = features.new_empty(num_rows, 2 * size)
@@ -173,7 +173,7 @@ def embed_beside(
 
 
 @triton.jit
-def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
+def normed_halves(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
     scale = tl.math.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
@@ -181,6 +181,18 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     if weight_low.dtype == dtype:  # as in the reference, round before multiplying by the weight
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def turned_halves(low, high, cos, sin):
+    """Rotates the halves of heads by angles. As in the reference, each product is rounded, and then each sum of two
+    products.
+    """
+    dtype = low.dtype
+    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+    low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
+    high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
+    return (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)
 
 
 @triton.jit(do_not_specialize=["count", "scale"])
@@ -277,7 +289,6 @@ def _rotate_and_store_kernel(
     at = qkv_ptr + token * (num_all * 2 * HALF) + head * (2 * HALF) + dim
     low = tl.load(at, mask=inside, other=0.0)
     high = tl.load(at + HALF, mask=inside, other=0.0)
-    dtype = low.dtype
     is_query = inside & (head < NUM_HEADS)
     is_key = inside & (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS)
     is_value = inside & (head >= NUM_HEADS + NUM_KV_HEADS)
@@ -287,17 +298,13 @@ def _rotate_and_store_kernel(
         weight_high = tl.load(query_norm_ptr + HALF + dim + 0 * head, mask=is_query, other=0.0)
         key_low = tl.load(key_norm_ptr + dim + 0 * head, mask=is_key, other=0.0)
         key_high = tl.load(key_norm_ptr + HALF + dim + 0 * head, mask=is_key, other=0.0)
-        turned_low, turned_high = _normed(
+        turned_low, turned_high = normed_halves(
             low, high, tl.where(is_key, key_low, weight_low), tl.where(is_key, key_high, weight_high), eps, 2 * HALF
         )
     angle = token * (2 * HALF) + HALF + dim
     cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
-    wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
-    # As in the reference, each product is rounded, and then the sum of the two products is rounded.
-    low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
-    high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
-    turned_low, turned_high = (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)
+    turned_low, turned_high = turned_halves(turned_low, turned_high, cos, sin)
     to_query = query_ptr + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF) + dim
     tl.store(to_query, turned_low, mask=is_query)
     tl.store(to_query + HALF, turned_high, mask=is_query)
@@ -332,10 +339,10 @@ def rotate_and_store(
     num_kv_heads = key_cache.shape[2]
     num_heads = num_all - 2 * num_kv_heads
     parts = [("qkv", qkv, qkv.shape), ("cos", cos, (num_tokens, dim)), ("sin", sin, (num_tokens, dim))]
-    _check(parts, qkv.dtype)
+    check(parts, qkv.dtype)
     norms = {"query_norm": query_norm, "key_norm": key_norm}
-    _check_weights([(name, norm, (dim,)) for name, norm in norms.items() if norm is not None], qkv.dtype)
-    _check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
+    check_weights([(name, norm, (dim,)) for name, norm in norms.items() if norm is not None], qkv.dtype)
+    check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if (
             cache.dtype not in (qkv.dtype, torch.float8_e4m3fn)
@@ -406,7 +413,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     Raises:
         ValueError: `gate_up` is not contiguous.
     """
-    _check([("gate_up", gate_up, gate_up.shape)], gate_up.dtype)
+    check([("gate_up", gate_up, gate_up.shape)], gate_up.dtype)
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, size)
     if out.numel():
@@ -423,7 +430,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
+def check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
     for name, part, shape in parts:
         if part.dtype != dtype or tuple(part.shape) != tuple(shape) or not part.is_contiguous():
             raise ValueError(
@@ -432,6 +439,6 @@ def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype)
             )
 
 
-def _check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
+def check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
     """Checks norm weights, whose dtype must be the rows' dtype or float32."""
-    _check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)
+    check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)

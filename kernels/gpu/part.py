@@ -6,6 +6,7 @@ kernels = {
     **dict.fromkeys(("store_kv", "move_kv", "slot_mapping"), "wingbeat.kernels.gpu.kv"),
     **dict.fromkeys(("add_rms_norm", "rotations", "rotate_and_store", "silu_mul"), "wingbeat.kernels.gpu.layer"),
     "few_rows_product": "wingbeat.kernels.gpu.products",
+    "embed_to_heads": "wingbeat.kernels.gpu.embedded",
     **dict.fromkeys(("ancestors", "path_token_ids", "walk_tree"), "wingbeat.kernels.gpu.tree.walk"),
     **dict.fromkeys(("check_trees", "place_nodes", "settle_paths"), "wingbeat.kernels.gpu.round"),
     "grow_tree": "wingbeat.kernels.gpu.tree.table",

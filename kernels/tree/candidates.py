@@ -28,7 +28,7 @@ def top_candidates(
         logits: [num_reqs, width, draft_vocab_size], any float type.
         draft_token_ids: int64 [draft_vocab_size]: the target's id of each draft token.
         top_k: candidates of a node, 1 to draft_vocab_size.
-        counters: `new_counters` of at least num_reqs * width nodes, for the kernel; None allocates new ones.
+        counters: `new_counters` of at least num_reqs * (width + 1), for the kernel; None allocates new ones.
 
     Raises:
         ValueError: top_k is out of range, or draft_token_ids and logits differ in vocabulary size.
@@ -54,9 +54,9 @@ def top_candidates(
     return Candidates(draft_token_ids[best.indices], best.values - torch.logsumexp(scores, dim=-1, keepdim=True))
 
 
-def new_counters(num_nodes: int, device: torch.device) -> Tensor:
+def new_counters(count: int, device: torch.device) -> Tensor:
     """Allocates counters for `top_candidates`; calls that share counters must not overlap in time."""
-    return torch.zeros(num_nodes, dtype=torch.int32, device=device)
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:

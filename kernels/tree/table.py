@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.tree.results import Frontier, GrownTree
+from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.results import Coupling, Frontier, GrownTree
 
 
 def inherited(before: Frontier | None, parents: Tensor, itself: Tensor | None) -> Tensor | None:
@@ -36,6 +37,10 @@ def select_frontier(scores: Tensor, count: int) -> Tensor:
         int64 [num_reqs, count].
     """
     return torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :count]
+
+
+def _packed(itself: Tensor | None) -> Tensor | None:
+    return itself if itself is not None and itself.dtype == torch.int64 else None
 
 
 class TreeTable:
@@ -85,15 +90,8 @@ class TreeTable:
             raise ValueError(f"level {level} of {self.steps} added without the level before it")
         before = None if level == 0 else self._frontier
         if kernels := choice.compiled("grow_tree", self._scores):
-            table = (self._token_ids, self._parents, self._scores)
-            packed = itself if itself is not None and itself.dtype == torch.int64 else None
-            frontier = kernels.add_level(
-                candidate_token_ids, candidate_log_probs, before, table, self.level_start(level), packed
-            )
-            if packed is None:
-                frontier = frontier._replace(visible=inherited(before, frontier.frontier_parent, itself))
-            self._frontier = frontier
-            return frontier
+            entered = kernels.Level(before, self._tensors, self.level_start(level), _packed(itself))
+            return self._grown(kernels.add_level(candidate_token_ids, candidate_log_probs, entered), before, itself)
         if level == 0:
             # This tree may not reach all levels. Scores that an earlier tree left in further levels are cleared, so
             # that they are never kept.
@@ -110,8 +108,42 @@ class TreeTable:
         )
         scores = log_probs if level == 0 else self._frontier.scores[..., None] + log_probs
         frontier = self._enter(level, candidate_token_ids.flatten(1), parents.flatten(1), scores.flatten(1))
-        self._frontier = frontier._replace(visible=inherited(before, frontier.frontier_parent, itself))
-        return self._frontier
+        return self._grown(frontier, before, itself)
+
+    def add_best(
+        self,
+        level: int,
+        logits: Tensor,
+        draft_token_ids: Tensor,
+        coupling: Coupling | None,
+        counters: Tensor | None,
+        itself: Tensor | None,
+    ) -> tuple[Frontier, Tensor]:
+        """Enters the likeliest children by logits [num_reqs, frontier, draft_vocab_size], in one launch on CUDA.
+
+        Returns:
+            The next frontier, and the candidates' log-probabilities.
+
+        See `top_candidates` and `add_level`.
+        """
+        grows, selects = (choice.compiled(name, logits) for name in ("grow_tree", "top_candidates"))
+        if not (grows and selects):
+            found = top_candidates(logits, draft_token_ids, self.top_k, coupling, counters)
+            return self.add_level(level, *found, itself), found.log_probs
+        before = None if level == 0 else self._frontier
+        entered = grows.Level(before, self._tensors, self.level_start(level), _packed(itself))
+        found, frontier = selects.grown_candidates(logits, draft_token_ids, self.top_k, coupling, counters, entered)
+        return self._grown(frontier, before, itself), found.log_probs
+
+    @property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._token_ids, self._parents, self._scores
+
+    def _grown(self, frontier: Frontier, before: Frontier | None, itself: Tensor | None) -> Frontier:
+        if frontier.visible is None:
+            frontier = frontier._replace(visible=inherited(before, frontier.frontier_parent, itself))
+        self._frontier = frontier
+        return frontier
 
     def level_start(self, level: int) -> int:
         """Index of a level's first entry; the children of frontier node f begin top_k * f entries later."""
@@ -141,8 +173,7 @@ class TreeTable:
         if num_nodes < 1:
             raise ValueError(f"num_nodes is {num_nodes}: it must be at least 1, the root")
         if kernels := choice.compiled("grow_tree", self._scores):
-            table = (self._token_ids, self._parents, self._scores)
-            return kernels.finalize(table, self._depths, root_token_ids, num_nodes)
+            return kernels.finalize(self._tensors, self._depths, root_token_ids, num_nodes)
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
         # Missing candidates (scores of -inf) are sorted after real ones, so that the valid nodes come first in the

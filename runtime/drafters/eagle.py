@@ -24,7 +24,7 @@ from wingbeat.runtime.heads.contract import DraftHead, HeadConvention, OfParents
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Segment
@@ -49,6 +49,7 @@ class EagleDrafter(HeadDrafter):
     ) -> None:
         self.head = head.eval().requires_grad_(False)
         lay_out_linears(self.head)
+        self.head.fused_level = first_result("fuse_head", self.head)
         self.trained_positions = head.max_position_embeddings
         # The pool stores only keys and values and does not use num_heads, so num_heads is set to the number of KV
         # heads.

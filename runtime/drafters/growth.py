@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wingbeat.kernels.tree.candidates import new_counters, top_among, top_candidates
 from wingbeat.kernels.tree.reference import pack_mask
-from wingbeat.kernels.tree.results import Candidates, Coupling
+from wingbeat.kernels.tree.results import Candidates, Coupling, Frontier
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, GrowthRule
@@ -146,7 +146,7 @@ class Growth:
         """Allocate tables and counters for these batch sizes, so that none is allocated while a growth is captured."""
         for num_reqs in batch_sizes:
             if num_reqs not in self._counters:
-                self._counters[num_reqs] = new_counters(num_reqs * self.top_k, self.draft_token_ids.device)
+                self._counters[num_reqs] = new_counters(num_reqs * (self.top_k + 1), self.draft_token_ids.device)
             if self.top_k > 1:
                 self._table(num_reqs)
 
@@ -239,8 +239,7 @@ class Growth:
     ) -> TokenTree:
         """Expands at each level the top_k best nodes of the previous level, or the nodes that a drawn tree selects."""
         table = self._table(len(roots))
-        token_ids, log_probs = self._candidates(logits, couplings[0])
-        frontier = table.add_level(0, token_ids, log_probs, self._mask_of(0))
+        frontier, log_probs = self._enter(table, 0, logits, couplings[0], 1)
         self.mark("1")
         for depth in range(1, len(couplings)):
             begin = table.level_start(depth - 1)
@@ -248,10 +247,20 @@ class Growth:
                 break
             seen = frontier.visible[..., : -(-depth * self.top_k // self._nodes_per_column)]
             logits = expand(Level(depth, frontier.token_ids, frontier.frontier_parent, seen))
-            token_ids, log_probs = self._candidates(logits, couplings[depth], self.top_k)
-            frontier = table.add_level(depth, token_ids, log_probs, self._mask_of(depth))
+            frontier, log_probs = self._enter(table, depth, logits, couplings[depth], self.top_k)
             self.mark(str(depth + 1))
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
+
+    def _enter(
+        self, table: TreeTable, level: int, given: Tensor | Continuations, coupling: Coupling | None, width: int
+    ) -> tuple[Frontier, Tensor]:
+        """Enters the top_k best tokens after each of `width` nodes; returns the next frontier and log-probabilities."""
+        (logits, few_token_ids, confidence, _), mask = _continuations(given), self._mask_of(level)
+        if isinstance(table, TreeTable) and few_token_ids is None and confidence is None and logits.shape[1] == width:
+            counters = self._counters.get(len(logits))
+            return table.add_best(level, logits, self.draft_token_ids, _tempered(given, coupling), counters, mask)
+        found = self._candidates(given, coupling, width)
+        return table.add_level(level, *found, mask), found.log_probs
 
     def _mask_of(self, level: int) -> Tensor | None:
         """Masks of the level's expanded nodes, in which each sees only itself; None if no further level is grown."""
@@ -259,9 +268,7 @@ class Growth:
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
         """Returns the top_k best tokens after each of `width` nodes."""
-        logits, few_token_ids, confidence, is_tempered = _continuations(given)
-        if is_tempered and coupling is not None:
-            coupling = coupling.tempered()
+        (logits, few_token_ids, confidence, _), coupling = _continuations(given), _tempered(given, coupling)
         if few_token_ids is None:
             counters = self._counters.get(len(logits))
             token_ids, log_probs = top_candidates(logits, self.draft_token_ids, self.top_k, coupling, counters)
@@ -290,6 +297,11 @@ def of_parents(hidden: Tensor, level: Level) -> Tensor:
 
 def _continuations(given: Tensor | Continuations) -> Continuations:
     return Continuations(given) if isinstance(given, Tensor) else given
+
+
+def _tempered(given: Tensor | Continuations, coupling: Coupling | None) -> Coupling | None:
+    """The coupling for logits that may already be divided by the requests' temperatures."""
+    return coupling.tempered() if coupling is not None and _continuations(given).is_tempered else coupling
 
 
 def _ruled(rules: LogitRules, given: Tensor | Continuations, expand: Expand) -> tuple[Continuations, Expand]:

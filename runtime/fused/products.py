@@ -7,7 +7,7 @@ each shape and number of rows.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from wingbeat.kernels import choice
 from wingbeat.kernels.few_rows.product import MOST_ROWS, few_rows_product, new_counters
-from wingbeat.kernels.layer.reference import silu_mul
+from wingbeat.kernels.layer.reference import rms_norm, silu_mul
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, replay_ms
 from wingbeat.runtime.verifier.layers import linears
 
@@ -34,15 +34,24 @@ _LEAST_GAIN = 0.97
 class Product:
     """Matrix product of rows and a weight [columns, inputs], computed with the library or with the few-rows kernel."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, adds: bool = False, gated: bool = False) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        adds: bool = False,
+        gated: bool = False,
+        norm: tuple[Tensor, float] | None = None,
+    ) -> None:
         """Stores a weight.
 
         Args:
             adds: whether products are added to a total that the caller passes.
             gated: whether the weight stacks a gate projection and then an up projection, whose outputs the method
                 `gated` combines.
+            norm: weight and epsilon of a norm of the rows before the product.
         """
-        self.weight, self.bias, self.adds, self.has_gates = weight, bias, adds, gated
+        self.weight, self.bias, self.adds, self.has_gates, self.norm = weight, bias, adds, gated, norm
         self.own: tuple[bool, ...] = (False,) * len(ROWS)
         """Whether the few-rows kernel is faster, for each number of rows in `ROWS`."""
         self._counters: Tensor | None = None
@@ -61,17 +70,29 @@ class Product:
         """Computes [num_rows, inputs] -> [num_rows, columns / 2]: silu(gate projection) * up projection."""
         return self.ours(rows) if self.takes(len(rows)) else silu_mul(functional.linear(rows, self.weight, self.bias))
 
+    def faster(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
+        """Computes `ours` or `theirs`."""
+        return self.ours(rows, total) if self.takes(len(rows)) else self.theirs(rows, total)
+
     def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
         """Computes the product with the few-rows kernel: gated if the weight has gates, added to `total` if given."""
+        self.prepare()
+        return few_rows_product(rows, self.weight, self.bias, total, self._counters, self.has_gates, self.norm)
+
+    def prepare(self) -> None:
+        """Allocates the kernel's counters, so that no captured pass allocates them."""
         if self._counters is None:
             self._counters = new_counters(self.weight)
-        return few_rows_product(rows, self.weight, self.bias, total, self._counters, self.has_gates)
 
     def theirs(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """Computes the same product with the library."""
-        if total is not None:
+        """Computes the same product with the library; may overwrite `total`."""
+        if self.norm is not None:
+            rows = rms_norm(rows, *self.norm)
+        if total is not None and self.bias is None:
             return total.addmm_(rows, self.weight.t())
         out = functional.linear(rows, self.weight, self.bias)
+        if total is not None:
+            return total + out
         return silu_mul(out) if self.has_gates else out
 
 
@@ -112,6 +133,30 @@ def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
         found += [f"{name} by {num_rows} rows" for num_rows, faster in zip(ROWS, own, strict=True) if faster]
     if graphs is not None:
         logger.info("products for which the few-rows kernel is faster: %s", ", ".join(found) or "none")
+
+
+@torch.inference_mode()
+def choose_within(products: dict[str, Product], sample: Callable[[int], Callable[[], object]]) -> None:
+    """Times a step with the library and with each product's few-rows kernel, for each number of rows in `ROWS`.
+
+    Args:
+        products: products of the step by name; each uses the faster of the two from now on.
+        sample: function (number of rows) -> the step, which must be longer than the caches hold its weights.
+    """
+    graphs, found = CudaGraphDevice(next(iter(products.values())).weight.device), []
+    for index, num_rows in enumerate(ROWS):
+        step = sample(num_rows)
+        best = replay_ms(step, graphs, _REPEATS)
+        for name, product in products.items():
+            before = product.own
+            product.own = (*before[:index], True, *before[index + 1 :])
+            ours = replay_ms(step, graphs, _REPEATS)
+            if ours < best:
+                best = ours
+                found.append(f"{name} by {num_rows} rows")
+            else:
+                product.own = before
+    logger.info("products of a draft level for which the few-rows kernel is faster: %s", ", ".join(found) or "none")
 
 
 def _is_faster(products: Sequence[Product], num_rows: int, graphs: CudaGraphDevice) -> bool:

@@ -7,7 +7,7 @@ heads implements this interface.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,8 @@ class DraftHead(nn.Module, ABC):
     """
     takes_parents = False
     """Whether `forward` and `run_layers` also take features as `OfParents`, which saves a copy of the rows."""
+    fused_level: Any = None
+    """A `fused.levels.FusedLevel` that computes levels of a growing tree; None if `forward` and `logits` do."""
     embedding_width: int = 0
     """Width of the embeddings that the head takes in place of token embeddings in media spans; 0 if the head embeds
     token ids only.

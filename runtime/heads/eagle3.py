@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from wingbeat.kernels.layer.draft_rows import Pairs
 from wingbeat.kernels.layer.reference import MOST_HIDDEN, embed_beside
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, OfParents, Rotary
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, DeeperLayer, HeadNorm
@@ -109,6 +110,11 @@ class EagleHead(DecoderHead):
         if not token_ids.is_floating_point() and _is_one_launch(given, table) and not torch.is_grad_enabled():
             weights, size = (self.input_layernorm.weight, self.hidden_norm.weight), given.shape[-1]
             given = given.view(-1, size) if parents is None else given
+            level, fits = self.fused_level, rows is None and getattr(attend, "in_fused_steps", False)
+            if level is not None and fits and token_ids.numel() <= level.most_rows:
+                pairs = Pairs(token_ids.reshape(-1), table, given, parents)
+                fused = level.run(pairs, rotary, attend, normed=is_normed)
+                return fused.view(*token_ids.shape, size)
             flat = embed_beside(token_ids.reshape(-1), table, given, weights, self.hidden_norm.eps, parents, is_normed)
             inputs, residual = (part.view(*token_ids.shape, -1) for part in flat)
         else:
@@ -139,6 +145,9 @@ class EagleHead(DecoderHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] of `forward` -> logits [..., draft_vocab_size] over draft ids."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        if self.fused_level is not None and len(rows) <= self.fused_level.most_rows and not torch.is_grad_enabled():
+            return self.fused_level.logits(rows).view(*hidden.shape[:-1], -1)
         return self.lm_head(self.norm(hidden))
 
     def feedback(self, hidden: Tensor) -> Tensor:

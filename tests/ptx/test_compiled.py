@@ -27,13 +27,13 @@ KERNELS = {
     "_noise_kernel",
     "_count_kernel",
     "_scale_kernel",
-    "_collect_kernel",
     "_edge_kernel",
-    "_narrow_kernel",
+    "_pass_kernel",
     "_filter_kernel",
     "_best_kernel",
     "_embed_beside_kernel",
     "_few_rows_product_kernel",
+    "_embed_to_heads_kernel",
     "_grouped_product_kernel",
     "_rotations_kernel",
     "_slot_mapping_kernel",
@@ -41,7 +41,7 @@ KERNELS = {
     "_place_kernel",
     "_settle_kernel",
     "_candidates_kernel",
-    "_level_kernel",
+    "level_kernel",
     "_finalize_kernel",
     "_walk_kernel",
     "_ancestors_kernel",
@@ -52,7 +52,8 @@ KERNELS = {
 }
 SMALL = (
     "(counts_what_its_reference and 13-1) or "
-    "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and added) or "
+    "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and (added or normed)) or "
+    "(heads_of and 3-70 and tree and norms) or levels_of or "
     "angles_are or addresses_are or best_tokens or (trees_are_believed and sound-trees) or (nodes_lie and 6)"
     " or (paths_are_settled and (move or 9-12)) or "
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"

@@ -114,7 +114,7 @@ def _store_span(spans, row, num_rows, start, stop, low, total, k, PASS: tl.const
 
 
 @triton.jit(do_not_specialize=["length", "num_splits"], do_not_specialize_on_alignment=["slots"])
-def _narrow_kernel(
+def _pass_kernel(
     scaled,
     maxima,
     minima,
@@ -125,64 +125,7 @@ def _narrow_kernel(
     spans,
     numbers,
     weights,
-    vocab_size,
-    length,
-    num_splits,
-    PASS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Counts the tokens of a share that reach each threshold of the row's span, and sums their weights."""
-    wait_for_launch(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    num_rows = tl.num_programs(0)
-    slot = slot_of(slots, row)
-    top_k = tl.load(top_ks + slot)
-    top_p = tl.load(top_ps + slot)
-    if _has_edge(tl.load(temperatures + slot), top_k, top_p) == 0:
-        return
-    largest = largest_of_row(maxima, row, num_splits, SPLITS)
-    smallest = smallest_of_row(minima, row, num_splits, SPLITS)
-    start, stop, low, total, k = _span(
-        spans, numbers, weights, row, num_rows, num_splits, top_k, top_p, largest, smallest, vocab_size, PASS, SPLITS
-    )
-    if split == 0:
-        _store_span(spans, row, num_rows, start, stop, low, total, k, PASS)
-    thresholds = _thresholds(low, tl.minimum(stop, largest))
-    thresholds = tl.where(tl.arange(0, NUM_BINS) == 0, start, thresholds)[:, None]
-    lanes = tl.arange(0, TILE)
-    found = tl.zeros([NUM_BINS, TILE], dtype=tl.int32)
-    sums = tl.zeros([NUM_BINS, TILE], dtype=tl.float32)
-    begin = split * length
-    for first in range(begin, tl.minimum(begin + length, vocab_size), TILE):
-        ids = first + lanes
-        mask = ids < vocab_size
-        values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
-        # After the first pass most tiles contain no token of the span.
-        if tl.max(values, axis=0) >= start:
-            reached = (values[None, :] >= thresholds) & mask[None, :]
-            found += reached.to(tl.int32)
-            sums += tl.where(reached, weight_of(values, largest)[None, :], 0.0)
-    at = ((PASS * num_rows + row) * num_splits + split) * NUM_BINS + tl.arange(0, NUM_BINS)
-    tl.store(numbers + at, tl.sum(found, axis=1))
-    tl.store(weights + at, tl.sum(sums, axis=1))
-
-
-@triton.jit(do_not_specialize=["length", "num_splits"], do_not_specialize_on_alignment=["slots"])
-def _collect_kernel(
-    scaled,
-    maxima,
-    minima,
-    temperatures,
-    top_ks,
-    top_ps,
-    slots,
-    spans,
-    numbers,
-    weights,
-    num_listed,
+    num_listed,  # this and the next three: None in passes that narrow the span
     listed,
     listed_ids,
     masses,
@@ -196,7 +139,11 @@ def _collect_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Lists the tokens of the last span, in any order, and sums the masses of all tokens and of the tokens above."""
+    """Reads a share of a row once.
+
+    A pass that narrows the span counts the tokens that reach each threshold of the span, and sums their weights. The
+    last pass lists the tokens of the span, in any order, and sums the masses of all tokens and of the tokens above.
+    """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -214,31 +161,50 @@ def _collect_kernel(
     if split == 0:
         _store_span(spans, row, num_rows, start, stop, low, sum_of_weights, k, PASS)
     lanes = tl.arange(0, TILE)
-    total = tl.zeros([TILE], dtype=tl.int64)
-    mass_above = tl.zeros([TILE], dtype=tl.int64)
-    num_above = tl.zeros([TILE], dtype=tl.int64)
     begin = split * length
-    for first in range(begin, tl.minimum(begin + length, vocab_size), TILE):
-        ids = first + lanes
-        mask = ids < vocab_size
-        values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
-        own = tl.where(mask, mass_of(weight_of(values, largest), SCALE), 0)
-        total += own
-        above = mask & (values >= stop)
-        mass_above += tl.where(above, own, 0)
-        num_above += above.to(tl.int64)
-        wanted = (mask & (values >= start) & (values < stop)).to(tl.int32)
-        count = tl.sum(wanted, axis=0)
-        if count > 0:
-            place = tl.atomic_add(num_listed + row, count) + tl.cumsum(wanted, axis=0) - 1
-            room = (wanted > 0) & (place < LISTED)
-            tl.store(listed + row * LISTED + place, values, mask=room)
-            tl.store(listed_ids + row * LISTED + place, ids, mask=room)
-    share = row * num_splits + split
-    of_sum = num_rows * num_splits
-    tl.store(masses + share, tl.sum(total, axis=0))
-    tl.store(masses + of_sum + share, tl.sum(mass_above, axis=0))
-    tl.store(masses + 2 * of_sum + share, tl.sum(num_above, axis=0))
+    end = tl.minimum(begin + length, vocab_size)
+    if listed is None:
+        thresholds = _thresholds(low, tl.minimum(stop, largest))
+        thresholds = tl.where(tl.arange(0, NUM_BINS) == 0, start, thresholds)[:, None]
+        found = tl.zeros([NUM_BINS, TILE], dtype=tl.int32)
+        sums = tl.zeros([NUM_BINS, TILE], dtype=tl.float32)
+        for first in range(begin, end, TILE):
+            ids = first + lanes
+            mask = ids < vocab_size
+            values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
+            # After the first pass most tiles contain no token of the span.
+            if tl.max(values, axis=0) >= start:
+                reached = (values[None, :] >= thresholds) & mask[None, :]
+                found += reached.to(tl.int32)
+                sums += tl.where(reached, weight_of(values, largest)[None, :], 0.0)
+        at = ((PASS * num_rows + row) * num_splits + split) * NUM_BINS + tl.arange(0, NUM_BINS)
+        tl.store(numbers + at, tl.sum(found, axis=1))
+        tl.store(weights + at, tl.sum(sums, axis=1))
+    else:
+        total = tl.zeros([TILE], dtype=tl.int64)
+        mass_above = tl.zeros([TILE], dtype=tl.int64)
+        num_above = tl.zeros([TILE], dtype=tl.int64)
+        for first in range(begin, end, TILE):
+            ids = first + lanes
+            mask = ids < vocab_size
+            values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
+            own = tl.where(mask, mass_of(weight_of(values, largest), SCALE), 0)
+            total += own
+            above = mask & (values >= stop)
+            mass_above += tl.where(above, own, 0)
+            num_above += above.to(tl.int64)
+            wanted = (mask & (values >= start) & (values < stop)).to(tl.int32)
+            count = tl.sum(wanted, axis=0)
+            if count > 0:
+                place = tl.atomic_add(num_listed + row, count) + tl.cumsum(wanted, axis=0) - 1
+                room = (wanted > 0) & (place < LISTED)
+                tl.store(listed + row * LISTED + place, values, mask=room)
+                tl.store(listed_ids + row * LISTED + place, ids, mask=room)
+        share = row * num_splits + split
+        of_sum = num_rows * num_splits
+        tl.store(masses + share, tl.sum(total, axis=0))
+        tl.store(masses + of_sum + share, tl.sum(mass_above, axis=0))
+        tl.store(masses + 2 * of_sum + share, tl.sum(num_above, axis=0))
 
 
 @triton.jit
@@ -406,11 +372,14 @@ def find_edges(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, list
     lists = (workspace.num_listed, workspace.listed, workspace.listed_ids, workspace.masses)
     whole = (vocab_size, shares.length, shares.num_splits)
     known = {"SPLITS": shares.most_splits, **options(fused=FP_FUSION)}
+    found = {"SCALE": scale, "LISTED": workspace.listed.shape[1], **known}
     for number in range(num_passes):
-        _narrow_kernel[grid](*passes, *whole, PASS=number, TILE=shares.search_tile, num_warps=8, **known)
-    found = {"SCALE": scale, "LISTED": workspace.listed.shape[1], "PASS": num_passes}
-    _collect_kernel[grid](*passes, *lists, *whole, TILE=shares.tile, **found, **known)
+        _pass_kernel[grid](
+            *passes, *[None] * len(lists), *whole, PASS=number, TILE=shares.search_tile, num_warps=8, **found
+        )
+    found["PASS"] = num_passes
+    _pass_kernel[grid](*passes, *lists, *whole, TILE=shares.tile, **found)
     _edge_kernel[(num_rows,)](
         workspace.scaled, workspace.maxima, *parameters, *lists, workspace.edges, vocab_size, shares.num_splits,
-        ID_BITS=id_bits, WHOLE=not listed_only, num_warps=8, **found, **known,
+        ID_BITS=id_bits, WHOLE=not listed_only, num_warps=8, **found,
     )  # fmt: skip

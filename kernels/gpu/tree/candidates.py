@@ -1,8 +1,9 @@
 """Candidate selection on a GPU; the reference is `candidates`.
 
 Programs that share a row find the best candidates of their shares, and the last of them to finish merges the shares.
-Rows are shared because a small batch has few rows, and one program per row would leave most of the device idle. The
-host never waits for the device, and there is one launch.
+Rows are shared because a small batch has few rows, and one program per row would leave most of the device idle. With a
+level, the last program of a request enters its rows' candidates into the table of the growing tree. The host never
+waits for the device, and there is one launch.
 """
 
 import torch
@@ -11,9 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.noise import gumbel, row_keys
+from wingbeat.kernels.gpu.tree.table import Level, level_kernel
 from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.candidates import new_counters
-from wingbeat.kernels.tree.results import Candidates, Coupling
+from wingbeat.kernels.tree.results import Candidates, Coupling, Frontier
 
 # Logits that a program holds in registers at a time: 32 in each thread.
 _CANDIDATE_TILE = 8192
@@ -22,7 +24,11 @@ _SPLITS = 8
 _LEAST_SHARE = 1024
 
 
-@triton.jit
+@triton.jit(
+    # Levels differ in these numbers and in the address of their masks; compiling takes seconds.
+    do_not_specialize=["size", "first_entry", "num_candidates", "num_places", "num_words"],
+    do_not_specialize_on_alignment=["itself"],
+)
 def _candidates_kernel(
     logits,
     draft_token_ids,
@@ -33,13 +39,33 @@ def _candidates_kernel(
     best_ids,
     maxima,
     totals,
-    counters,  # int32 [num_rows or more], all 0 before and after the launch
+    counters,  # int32 [num_rows + num_reqs or more], all 0 before and after the launch
     out_token_ids,
     out_log_probs,
+    parent_entries,  # from here on as in `table.level_kernel`; all None without a level
+    parent_scores,
+    table_token_ids,
+    table_parents,
+    table_scores,
+    frontier_token_ids,
+    frontier_entries,
+    frontier_scores,
+    frontier_parents,
+    visible,
+    itself,
+    frontier_visible,
+    size,
+    first_entry,
+    num_candidates,
+    num_places,
+    num_words,
     width,
     vocab_size,
     length,
     top_k,
+    IS_ROOT: tl.constexpr,
+    LANES: tl.constexpr,
+    LANE_BITS: tl.constexpr,
     COUPLED: tl.constexpr,
     SPLITS: tl.constexpr,
     PLACES: tl.constexpr,
@@ -135,18 +161,44 @@ def _candidates_kernel(
     chosen = tl.minimum(chosen, vocab_size - 1)
     tl.store(out_token_ids + row * top_k + places, tl.load(draft_token_ids + chosen, mask=wanted), mask=wanted)
     tl.store(out_log_probs + row * top_k + places, best - log_total, mask=wanted)
+    if table_scores is not None:
+        tl.debug_barrier()  # as above, for the request's rows
+        req_counter = counters + tl.num_programs(0) + row // width
+        if tl.atomic_add(req_counter, 1, sem="acq_rel") < width - 1:
+            return
+        tl.store(req_counter, 0)
+        level_kernel(
+            out_token_ids, out_log_probs, parent_entries, parent_scores, table_token_ids, table_parents, table_scores,
+            frontier_token_ids, frontier_entries, frontier_scores, frontier_parents, visible, itself, frontier_visible,
+            size, first_entry, num_candidates, num_places, num_words, width, IS_ROOT, LANES, LANE_BITS, False,
+        )  # fmt: skip
 
 
 def top_candidates(
     logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None, counters: Tensor | None = None
 ) -> Candidates:
     """Runs `candidates.top_candidates`; ties go to the lower draft index."""
+    return grown_candidates(logits, draft_token_ids, top_k, coupling, counters, None)[0]
+
+
+def grown_candidates(
+    logits: Tensor,
+    draft_token_ids: Tensor,
+    top_k: int,
+    coupling: Coupling | None,
+    counters: Tensor | None,
+    level: Level | None,
+) -> tuple[Candidates, Frontier | None]:
+    """Runs `candidates.top_candidates`, and `TreeTable.add_level` if a level is given."""
     num_reqs, width, vocab_size = logits.shape
     num_rows, places = num_reqs * width, triton.next_power_of_2(top_k)
     token_ids = torch.empty(num_reqs, width, top_k, dtype=torch.int64, device=logits.device)
     log_probs = torch.empty(num_reqs, width, top_k, dtype=torch.float32, device=logits.device)
+    frontier, given, constants = None, (None,) * 12 + (0,) * 5, {"IS_ROOT": True, "LANES": 1, "LANE_BITS": 0}
+    if level is not None:
+        frontier, given, constants = level.arguments(width * top_k, top_k)
     if num_rows == 0:
-        return Candidates(token_ids, log_probs)
+        return Candidates(token_ids, log_probs), frontier
     temperatures, seeds, positions = (
         (None, None, None) if coupling is None else (column.contiguous() for column in coupling)
     )
@@ -158,8 +210,8 @@ def top_candidates(
         for dtype in (torch.float32, torch.int32)
     )
     maxima, totals = torch.empty(2, num_rows, num_splits, dtype=torch.float32, device=logits.device)
-    if counters is None or len(counters) < num_rows:
-        counters = new_counters(num_rows, logits.device)
+    if counters is None or len(counters) < num_rows + num_reqs:
+        counters = new_counters(num_rows + num_reqs, logits.device)
     with torch.cuda.device_of(logits):
         _candidates_kernel[(num_rows, num_splits)](
             logits.contiguous(),
@@ -174,10 +226,12 @@ def top_candidates(
             counters,
             token_ids,
             log_probs,
+            *given,
             width,
             vocab_size,
             length,
             top_k,
+            **constants,
             COUPLED=coupling is not None,
             SPLITS=triton.next_power_of_2(num_splits),
             PLACES=places,
@@ -185,4 +239,4 @@ def top_candidates(
             num_warps=max(tile // 1024, 4),
             **options(fused=False),
         )
-    return Candidates(token_ids, log_probs)
+    return Candidates(token_ids, log_probs), frontier

@@ -4,6 +4,8 @@ Each program handles a request, in registers. Each level takes one launch, and s
 host never waits for the device, and launches depend on shapes alone.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +18,7 @@ from wingbeat.kernels.tree.results import Frontier, GrownTree
 
 
 @triton.jit
-def _level_kernel(
+def level_kernel(
     token_ids,
     log_probs,
     parent_entries,
@@ -36,17 +38,20 @@ def _level_kernel(
     num_candidates,
     top_k,
     num_words,
+    width,  # number of programs on the grid's first axis for each request
     IS_ROOT: tl.constexpr,
     LANES: tl.constexpr,
     LANE_BITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Enters a request's candidates into its table and selects its next frontier; `candidates` calls this as well."""
     wait_for_launch(EARLY)
-    req = tl.program_id(0).to(tl.int64)
+    req = (tl.program_id(0) // width).to(tl.int64)
     lanes = tl.arange(0, LANES)
     mask = lanes < num_candidates
-    tokens = tl.load(token_ids + req * num_candidates + lanes, mask=mask, other=0)
-    scores = tl.load(log_probs + req * num_candidates + lanes, mask=mask, other=float("-inf")).to(tl.float32)
+    at = req * num_candidates + lanes
+    tokens = tl.load(token_ids + at, mask=mask, other=0, cache_modifier=".cg")
+    scores = tl.load(log_probs + at, mask=mask, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
     # NaN marks a missing candidate. The clamp ensures that a child's score never exceeds its parent's.
     scores = tl.where(scores == scores, scores, float("-inf"))  # noqa: PLR0124
     scores = tl.where(scores > 0, 0.0, scores)
@@ -90,55 +95,53 @@ def _level_kernel(
             tl.store(out_visible + to * num_words + word, seen, mask=chosen)
 
 
-def add_level(
-    token_ids: Tensor,
-    log_probs: Tensor,
-    frontier: Frontier | None,
-    table: tuple[Tensor, Tensor, Tensor],
-    begin: int,
-    itself: Tensor | None = None,
-) -> Frontier:
-    """Enters candidates [num_reqs, width, top_k] at entry `begin` and selects the next frontier; see `TreeTable`.
+class Level(NamedTuple):
+    """A level that is entered into a table."""
 
-    Args:
-        frontier: the frontier that was expanded; None for the root's children.
-        table: token ids, parents and scores [num_reqs, size].
-        itself: int64 [top_k, num_words]: packed masks, see `table.inherited`; None returns no masks.
-    """
+    frontier: Frontier | None
+    """The frontier that was expanded; None for the root's children."""
+    table: tuple[Tensor, Tensor, Tensor]
+    """Token ids, parents and scores [num_reqs, size]."""
+    begin: int
+    """Entry of the level's first candidate."""
+    itself: Tensor | None = None
+    """int64 [top_k, num_words]: packed masks, see `table.inherited`; None returns no masks."""
+
+    def arguments(self, num_candidates: int, top_k: int) -> tuple[Frontier, tuple, dict]:
+        """The next frontier, and the arguments of `level_kernel` between candidates and `width`, and its constants."""
+        before, table, begin, itself = self
+        num_reqs, size = table[0].shape
+        token_ids, entries, scores, parents = (
+            torch.empty(num_reqs, top_k, dtype=part.dtype, device=part.device) for part in (*table, table[1])
+        )
+        visible = None if itself is None else itself.new_empty(num_reqs, *itself.shape)
+        lanes = triton.next_power_of_2(num_candidates)
+        given = (
+            *((None, None) if before is None else (before.table_index, before.scores)),
+            *(*table, token_ids, entries, scores, parents),
+            *(None if before is None or itself is None else before.visible, itself, visible),
+            *(size, begin, num_candidates, top_k, 0 if itself is None else itself.shape[1]),
+        )
+        constants = {"IS_ROOT": before is None, "LANES": lanes, "LANE_BITS": lanes.bit_length() - 1}
+        return Frontier(token_ids, entries, scores, parents, visible), given, constants
+
+
+def add_level(token_ids: Tensor, log_probs: Tensor, level: Level) -> Frontier:
+    """Enters candidates [num_reqs, width, top_k] and selects the next frontier; see `TreeTable`."""
     num_reqs, width, top_k = token_ids.shape
-    token_out, entries, parents = (
-        torch.empty(num_reqs, top_k, dtype=torch.int64, device=token_ids.device) for _ in range(3)
-    )
-    scores = torch.empty(num_reqs, top_k, dtype=torch.float32, device=token_ids.device)
-    visible = None if itself is None else itself.new_empty(num_reqs, *itself.shape)
-    lanes = triton.next_power_of_2(width * top_k)
+    frontier, given, constants = level.arguments(width * top_k, top_k)
     if num_reqs:
         with torch.cuda.device_of(token_ids):
-            _level_kernel[(num_reqs,)](
+            level_kernel[(num_reqs,)](
                 token_ids.contiguous(),
                 log_probs.contiguous(),
-                None if frontier is None else frontier.table_index,
-                None if frontier is None else frontier.scores,
-                *table,
-                token_out,
-                entries,
-                scores,
-                parents,
-                None if frontier is None or itself is None else frontier.visible,
-                itself,
-                visible,
-                table[0].shape[1],
-                begin,
-                width * top_k,
-                top_k,
-                0 if itself is None else itself.shape[1],
-                IS_ROOT=frontier is None,
-                LANES=lanes,
-                LANE_BITS=lanes.bit_length() - 1,
-                num_warps=num_warps(lanes),
+                *given,
+                1,
+                num_warps=num_warps(constants["LANES"]),
+                **constants,
                 **options(fused=False),
             )
-    return Frontier(token_out, entries, scores, parents, visible)
+    return frontier
 
 
 @triton.jit

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from wingbeat.kernels.few_rows.product import few_rows_product, new_counters
 from wingbeat.kernels.gpu import products as kernels
 from wingbeat.kernels.gpu.attention.device import KNOWN
-from wingbeat.kernels.layer.reference import silu_mul
+from wingbeat.kernels.layer.reference import rms_norm, silu_mul
 
 pytestmark = [pytest.mark.few(6), pytest.mark.usefixtures("poisoned_memory")]
 
@@ -24,7 +24,7 @@ def draw(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
-@pytest.mark.parametrize("way", ["new", "added", "gated"])
+@pytest.mark.parametrize("way", ["new", "added", "gated", "normed", "normed-gated"])
 @pytest.mark.parametrize(("columns", "inputs"), [(70, 90), (130, 1100), (64, 4096)])
 @pytest.mark.parametrize("num_rows", [1, 17, 64])
 def test_few_rows_are_multiplied_as_by_torch(num_rows, columns, inputs, way, biased, dtype):
@@ -33,21 +33,25 @@ def test_few_rows_are_multiplied_as_by_torch(num_rows, columns, inputs, way, bia
     weight = draw(columns, inputs, dtype=dtype, seed=2)
     bias = draw(columns, dtype=dtype, seed=3) if biased else None
     total = draw(num_rows, columns, dtype=dtype, seed=4) if way == "added" else None
-    expected = functional.linear(rows.float(), weight.float(), None if bias is None else bias.float())
-    if way == "gated":
+    norm = (1 + draw(inputs, dtype=dtype, seed=5) / 4, 1e-5) if "normed" in way else None
+    wide = rows.float() if norm is None else rms_norm(rows.float(), norm[0].float(), norm[1])
+    expected = functional.linear(wide, weight.float(), None if bias is None else bias.float())
+    if "gated" in way:
         expected = silu_mul(expected)
     elif total is not None:
         expected += total.float()
     moved = [None if part is None else part.to(DEVICE) for part in (rows, weight, bias)]
-    counters = new_counters(moved[1])
+    counters, there = new_counters(moved[1]), None if norm is None else (norm[0].to(DEVICE), norm[1])
+    limit = LIMITS[dtype] * (1.0 if norm is None else inputs**0.5)  # normalised rows are as much larger
     for _ in range(2):
         into = None if total is None else total.clone().to(DEVICE)
-        found = kernels.few_rows_product(*moved, into, counters, way == "gated")
-        torch.testing.assert_close(found.float().cpu(), expected, rtol=LIMITS[dtype], atol=LIMITS[dtype])
+        found = kernels.few_rows_product(*moved, into, counters, "gated" in way, there)
+        torch.testing.assert_close(found.float().cpu(), expected, rtol=LIMITS[dtype], atol=limit)
         assert into is None or found is into
     assert not counters.any()
-    by_torch = few_rows_product(rows, weight, bias, None if total is None else total.clone(), gated=way == "gated")
-    torch.testing.assert_close(by_torch.float(), expected, rtol=LIMITS[dtype], atol=LIMITS[dtype])
+    into = None if total is None else total.clone()
+    by_torch = few_rows_product(rows, weight, bias, into, gated="gated" in way, norm=norm)
+    torch.testing.assert_close(by_torch.float(), expected, rtol=LIMITS[dtype], atol=limit)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.gpu.resources import report
 from tests.ptx.launch import NamedDriver
+from wingbeat.kernels.gpu import embedded as triton_embedded
 from wingbeat.kernels.gpu import kv as triton_kv
 from wingbeat.kernels.gpu import layer as triton_layer
 from wingbeat.kernels.gpu import products as triton_products
@@ -25,6 +26,7 @@ from wingbeat.kernels.gpu.sampling import noise as triton_noise
 from wingbeat.kernels.gpu.tree import candidates as triton_candidates
 from wingbeat.kernels.gpu.tree import table as triton_tree_growth
 from wingbeat.kernels.gpu.tree import walk as triton_tree
+from wingbeat.kernels.layer.draft_rows import Pairs, Projection, Stored
 from wingbeat.kernels.round.reference import DraftedFor, PathShape, SlotColumns, TreeRules, WalkedTrees
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree.results import Coupling, GrownTree
@@ -78,11 +80,14 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     logits = torch.zeros(num_reqs, top_k, vocab_size, dtype=torch.bfloat16)
     for noise in (None, coupling):
         triton_candidates.top_candidates(logits, ints(vocab_size), top_k, noise)
-    root, level = ints(num_reqs, 1, top_k), ints(num_reqs, top_k, top_k)
-    frontier = triton_tree_growth.add_level(root, root.float(), None, entries, 1)
-    triton_tree_growth.add_level(level, level.float(), frontier, entries, table.level_start(1))
-    frontier = triton_tree_growth.add_level(root, root.float(), None, entries, 1, ints(top_k, 2))
-    triton_tree_growth.add_level(level, level.float(), frontier, entries, table.level_start(1), ints(top_k, 2))
+    root, children = ints(num_reqs, 1, top_k), ints(num_reqs, top_k, top_k)
+    for itself in (None, ints(top_k, 2)):
+        level = triton_tree_growth.Level(None, entries, 1, itself)
+        frontier = triton_tree_growth.add_level(root, root.float(), level)
+        triton_candidates.grown_candidates(logits[:, :1], ints(vocab_size), top_k, coupling, None, level)
+        level = triton_tree_growth.Level(frontier, entries, table.level_start(1), itself)
+        triton_tree_growth.add_level(children, children.float(), level)
+        triton_candidates.grown_candidates(logits, ints(vocab_size), top_k, None, None, level)
     triton_tree_growth.finalize(entries, table._depths, ints(num_reqs), num_nodes)
     nodes = ints(num_reqs, num_nodes)
     triton_tree.walk_tree(nodes, nodes, ints(num_reqs), nodes, steps + 1)
@@ -125,10 +130,19 @@ def launch_layers(
         triton_kv.slot_mapping(ints(num_tokens, 4096), ints(num_tokens, 8), 16, counted)
     wide = hidden.new_zeros(2 * intermediate_size, hidden_size)
     for total, gated in ((None, False), (hidden.new_zeros(num_tokens, 2 * intermediate_size), False), (None, True)):
-        triton_products.few_rows_product(hidden, wide, None, total, ints(len(wide)).int(), gated)
+        for norm in (None, (weight, 1e-5)):
+            triton_products.few_rows_product(hidden, wide, None, total, ints(len(wide)).int(), gated, norm)
     narrow = hidden.new_zeros(hidden_size, intermediate_size)
     active = hidden.new_zeros(num_tokens, intermediate_size)
     triton_products.few_rows_product(active, narrow, None, hidden, ints(hidden_size).int(), False)
+    num_all, ids = heads[0] + 2 * heads[1], ints(num_tokens)
+    projected = hidden.new_zeros(num_all * dim, 2 * hidden_size)
+    for features, parents in ((hidden, None), (hidden[None], ids[None])):
+        pairs = Pairs(ids, hidden, features, parents)
+        norms = () if parents is None else (hidden.new_zeros(dim), hidden.new_zeros(dim), 1e-6)
+        projection = Projection(projected, None, (weight, weight), 1e-5, ints(num_all).int(), norms)
+        for stored in caches:
+            triton_embedded.embed_to_heads(pairs, projection, Stored(turned, turned, stored, stored, ids), bool(norms))
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
 
 

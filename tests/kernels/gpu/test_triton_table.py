@@ -5,8 +5,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.gpu.test_triton_candidates import random_coupling
+from wingbeat.kernels.gpu.tree import candidates as triton_candidates
 from wingbeat.kernels.gpu.tree import table as triton_tree_growth
-from wingbeat.kernels.tree.results import Frontier, GrownTree
+from wingbeat.kernels.tree.candidates import new_counters
+from wingbeat.kernels.tree.results import Coupling, Frontier, GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,13 +26,12 @@ class KernelTable(TreeTable):
         self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor, itself: torch.Tensor | None
     ) -> Frontier:
         previous, begin = None if level == 0 else self._frontier, self.level_start(level)
-        table = (self._token_ids, self._parents, self._scores)
-        self._frontier = triton_tree_growth.add_level(token_ids, log_probs, previous, table, begin, itself)
+        entered = triton_tree_growth.Level(previous, self._tensors, begin, itself)
+        self._frontier = triton_tree_growth.add_level(token_ids, log_probs, entered)
         return self._frontier
 
     def finish(self, roots: torch.Tensor, num_nodes: int) -> GrownTree:
-        table = (self._token_ids, self._parents, self._scores)
-        return triton_tree_growth.finalize(table, self._depths, roots, num_nodes)
+        return triton_tree_growth.finalize(self._tensors, self._depths, roots, num_nodes)
 
 
 def random_levels(num_reqs: int, top_k: int, steps: int, seed: int):
@@ -120,3 +122,31 @@ class TestOnGpu:
             expected = reference.finalize(roots, num_nodes)
             for name, column in tree._asdict().items():
                 assert torch.equal(column.cpu(), getattr(expected, name)), name
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
+@pytest.mark.parametrize(("num_reqs", "top_k"), [(1, 3), (3, 5)])
+def test_levels_of_the_likeliest_tokens_are_the_references(num_reqs, top_k, coupled, monkeypatch):
+    """Rows are shared among programs; the counters are those of the level before."""
+    monkeypatch.setattr(triton_candidates, "_LEAST_SHARE", 16)
+    steps, vocab_size, ids = 3, 70, torch.arange(70) * 3
+    expected_table, table = (KernelTable(num_reqs, top_k, steps, device) for device in ("cpu", DEVICE))
+    counters, frontier = new_counters(num_reqs * (top_k + 1), torch.device(DEVICE)), None
+    generator = torch.Generator().manual_seed(top_k)
+    for level in range(steps):
+        logits = torch.randn(num_reqs, top_k if level else 1, vocab_size, generator=generator)
+        itself = torch.randint(-(2**62), 2**62, (top_k, 2), generator=generator)
+        coupling = random_coupling(num_reqs) if coupled else None
+        expected, log_probs = expected_table.add_best(level, logits, ids, coupling, None, itself)
+        moved = None if coupling is None else Coupling(*(column.to(DEVICE) for column in coupling))
+        entered = triton_tree_growth.Level(frontier, table._tensors, table.level_start(level), itself.to(DEVICE))
+        found, frontier = triton_candidates.grown_candidates(
+            logits.to(DEVICE), ids.to(DEVICE), top_k, moved, counters, entered
+        )
+        torch.testing.assert_close(found.log_probs.cpu(), log_probs, rtol=1e-5, atol=1e-5)
+        for name, column in frontier._asdict().items():
+            torch.testing.assert_close(column.cpu(), getattr(expected, name), rtol=1e-5, atol=1e-5, msg=name)
+    assert not counters.any()
+    torch.testing.assert_close(table._scores.cpu(), expected_table._scores, rtol=1e-5, atol=1e-5)
+    assert torch.equal(table._parents.cpu(), expected_table._parents)
