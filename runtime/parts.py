@@ -102,6 +102,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `why_not_compiled()`: the reason why code that is compiled on first use is missing on this machine; None if it is
   compiled.
 - `library_fingerprint()`: identifies the compiled code with which a machine's speed was measured.
+- `uneven_kv(fields)`: whether layers of a model with these config fields have KV memory of unequal sizes.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not supported.
 - `named_model(source)`: whether the text is the name of a published model, which `folder_of` resolves; None for others.
 - `meant_name(source)`: the name of a published model that is like a word; None if there is none.
@@ -143,7 +144,7 @@ from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
     *("fused", "experts", "model_trial", "engine_checks", "promises", "deferral", "masks", "prompt_graphs"),
-    *("shown_rounds", "prefixes"),
+    *("shown_rounds", "prefixes", "kv_windows"),
     *("cpu", "adaptive", "cpu.adaptive", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix"),
     *("suffix_beside", "mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),

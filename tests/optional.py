@@ -240,9 +240,14 @@ FEATURES = {
             "tests/deployments/several_models/test_prefixes_of_several.py",
             *("tests/runtime/media/test_media_prefixes.py", "tests/runtime/tensorrt/test_engine_prefixes.py"),
             *("tests/deployments/media/test_prefix_images.py", "tests/runtime/cpu/prefixes"),
+            "tests/runtime/kv_windows/test_window_prefixes.py",
         ),
         needs=("server_calls", "fleet_names"),
         words=("/v1/prefixes", "prefix", "prefix_dir", "max_pinned_tokens"),
+    ),
+    "kv_windows": Feature(
+        ("runtime/kv_windows", "tests/runtime/kv_windows"),
+        words=("num_window_blocks",),
     ),
     "rollouts": Feature(
         (
@@ -362,6 +367,7 @@ FEATURES = {
             *("tests/runtime/engine_checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
             *("tests/runtime/test_launch_counts.py", "tests/runtime/test_host_counts.py"),
             *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
+            "tests/runtime/kv_windows/test_window_gpu.py",
             "tests/runtime/draft_rules/test_rules_on_fake_gpu.py",
             *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
             "tests/kernels/few_rows/test_triton_*.py",

@@ -10,6 +10,7 @@ from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
 from wingbeat.runtime.free_memory import free_memory, total_memory
 from wingbeat.runtime.kv.capacity import check_budget, fit
+from wingbeat.runtime.parts import hooks as runtime_hooks
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -89,7 +90,7 @@ def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | Non
     """Return the bytes of one KV block over all layers; None for architectures whose config does not state the KV
     sizes.
     """
-    if any(file.text.get(name) for name in _UNEVEN):
+    if any(file.text.get(name) for name in _UNEVEN) or any(uneven(file.text) for uneven in runtime_hooks("uneven_kv")):
         return None
     layers, heads, hidden = (file.size(n) for n in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     if layers is None or heads is None or hidden is None:

@@ -61,9 +61,9 @@ def assemble(
     loaded.check_length(config.max_model_len)
     config = loaded.limits(config)
     model, cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
-    block_manager = loaded.manage_blocks(config, cache.num_blocks)
+    block_manager = loaded.manage_blocks(config, cache)
     slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-    features = features_of(loaded, slots, config, block_manager)
+    features = features_of(loaded, slots, config, block_manager, cache)
     scheduler = Scheduler(
         config,
         block_manager,

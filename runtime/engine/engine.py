@@ -439,7 +439,7 @@ class Engine:
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
             parts=self.loaded.part_figures(),
-            cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks, self.cache.block_bytes),
+            cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks, self.cache.num_bytes),
             tree_config=tree_config(self.config.speculation),
             **self.counter.figures(),
             **self.block_manager.figures(),

@@ -70,7 +70,7 @@ class EngineStats:
     """Device seconds by stage: prefill, verify, accept, round, encoder, draft_commit, draft_levels."""
 
 
-def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, block_bytes: int) -> dict[str, str]:
+def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, num_bytes: int) -> dict[str, str]:
     """KV cache settings under vLLM's names. Sizes in tokens do not count the null block."""
     num_tokens = (num_blocks - 1) * config.block_size
     return {
@@ -78,7 +78,7 @@ def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, bloc
         "cache_dtype": str(dtype).removeprefix("torch."),
         "enable_prefix_caching": str(config.enable_prefix_caching),
         "kv_cache_max_concurrency": f"{num_tokens / config.max_model_len:.2f}",
-        "kv_cache_memory_bytes": str(num_blocks * block_bytes),
+        "kv_cache_memory_bytes": str(num_bytes),
         "kv_cache_size_tokens": str(num_tokens),
         "num_gpu_blocks": str(num_blocks),
     }

@@ -17,7 +17,7 @@ from wingbeat.runtime.drafters.prompt_stage import SIZES as PROMPT_SIZES
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs_held
-from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
+from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, round_shapes
@@ -68,9 +68,8 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     with ExitStack() as stack:
         promises = [stack.enter_context(settling()) for settling in hooks("settling")]
         settled = _settled(loaded, config, needs)
-        size = block_bytes(loaded.layers, settled.block_size, kv_dtype(settled, loaded.dtype))
         for promise in promises:
-            promise(settled.num_kv_blocks * size)
+            promise(loaded.kv_bytes(settled))
     return settled
 
 
@@ -116,7 +115,7 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tupl
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside, loaded.mapped_bytes)
     budget, config = loaded.budget(config, budget)
-    size = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype))
+    size = loaded.block_bytes(config)
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
     settled = replace(settled, lower_max_num_seqs=False, lower_max_num_batched_tokens=False)
@@ -125,7 +124,7 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tupl
 
 def _report(loaded: LoadedModel, config: EngineConfig, settled: EngineConfig) -> None:
     """Logs the limits that `fit_to_memory` settled."""
-    size = block_bytes(loaded.layers, settled.block_size, kv_dtype(settled, loaded.dtype))
+    notes = "".join(f"; {note}" for part in loaded.parts.values() if (note := part.memory_note(settled)))
     num_tokens = (settled.num_kv_blocks - 1) * settled.block_size
     lowered = settled.max_model_len < min(config.max_model_len, loaded.max_position_embeddings)
     if lowered:
@@ -133,13 +132,15 @@ def _report(loaded: LoadedModel, config: EngineConfig, settled: EngineConfig) ->
     else:
         why = f"the model has {loaded.max_position_embeddings} positions"
     logger.info(
-        "KV memory: %.0f MiB for %d tokens; max_num_seqs is %d; max_num_batched_tokens is %d; max_model_len is %d (%s)",
-        settled.num_kv_blocks * size / MIB,
+        "KV memory: %.0f MiB for %d tokens; max_num_seqs is %d; max_num_batched_tokens is %d; max_model_len is %d "
+        "(%s)%s",
+        loaded.kv_bytes(settled) / MIB,
         num_tokens,
         settled.max_num_seqs,
         settled.max_num_batched_tokens,
         settled.max_model_len,
         why,
+        notes,
     )
     if SHORT * settled.max_model_len < loaded.max_position_embeddings and lowered:
         logger.warning(
@@ -157,7 +158,7 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
         return config
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, 0, held_beside, loaded.mapped_bytes)
-    token_bytes = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype)) // config.block_size
+    token_bytes = loaded.block_bytes(config) // config.block_size
     token_bytes += needs.token_bytes if config.drafter_beside else 0
     seq_bytes = NODE_BYTES * config.speculation.num_nodes * loaded.vocab_size
     seq_bytes += loaded.seq_bytes()
@@ -256,7 +257,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     # allocated now so that the tables are included in the measurement; otherwise the first request with a penalty
     # would allocate the tables
     engine.slots.processors.allocate()
-    held += engine.cache.num_blocks * engine.cache.block_bytes
+    held += engine.cache.num_bytes
     held += sum(feature.held_bytes for feature in engine.features)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

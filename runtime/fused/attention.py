@@ -77,18 +77,18 @@ class AttentionHalf:
         if self.add is not None:
             qkv = self.add(qkv, normed, 0, rows)
         cos, sin = (part[0] for part in position_embeddings)
-        cache = rows.caches[attn.layer_idx]
+        cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
         query = self.ops.rotate_and_store(
-            qkv.unflatten(-1, (-1, attn.head_dim)), cos, sin, *cache, rows.slot_mapping, *self.norms
+            qkv.unflatten(-1, (-1, attn.head_dim)), cos, sin, *cache, own.slot_mapping, *self.norms
         )
         mixed = paged.attend_segments(
             query,
             *cache,
-            rows.segments,
+            own.segments,
             attn.scaling,
             sliding_window=self.window,
             softcap=getattr(attn, "attn_logit_softcapping", None),
-            packed=rows.packed,
+            packed=own.packed,
         )
         return mixed.flatten(1)
 

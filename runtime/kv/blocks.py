@@ -26,8 +26,16 @@ class KeptBeside(Protocol):
     num_pinned: int
     most_pinned: int
 
-    def has(self, block_hash: bytes | None) -> bool:
-        """Whether a tensor is kept for the prefix that ends with this hash."""
+    def num_usable(self, blocks: Sequence[int], hashes: Sequence[bytes | None]) -> int:
+        """Returns the length in blocks of the longest beginning of a cached prefix for which a tensor is kept.
+
+        Args:
+            hashes: hash of each block of the prefix.
+        """
+        ...
+
+    def is_better(self, block_id: int, cached_id: int) -> bool:
+        """Whether a computed block is to replace the cached block of the same prefix."""
         ...
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
@@ -38,18 +46,22 @@ class KeptBeside(Protocol):
         ...
 
     def discard(self, block_id: int) -> None:
-        """Drops the tensor that is pending for a block, because the block was released before it was full."""
+        """Drops the tensor that is kept or pending for a block, because the block is free and not cached."""
         ...
 
     def dropped(self, block_hash: bytes) -> None:
         """Drops the tensor of a prefix that is no longer cached."""
         ...
 
-    def pin(self, block_hash: bytes) -> None:
-        """Protects a prefix's tensor from eviction; raises KeyError if no tensor is kept for the prefix."""
+    def pin(self, blocks: Sequence[int], block_hash: bytes) -> None:
+        """Protects a prefix's tensor from eviction; raises KeyError if no tensor is kept for the prefix.
+
+        Args:
+            block_hash: hash of the last block.
+        """
         ...
 
-    def unpin(self, block_hash: bytes) -> None:
+    def unpin(self, blocks: Sequence[int], block_hash: bytes) -> None:
         """Ends the protection by `pin`."""
         ...
 
@@ -152,8 +164,7 @@ class BlockManager:
         self.query_tokens += len(token_ids)
         matched = self.find(token_ids[: len(token_ids) - 1], root_hash)
         if self.beside is not None:
-            while matched and not self.beside.has(self._hashes[matched[-1]]):
-                matched.pop()
+            del matched[self.beside.num_usable(matched, [self._hashes[block_id] for block_id in matched]) :]
         self.hit_tokens += len(matched) * self.block_size
         return matched
 
@@ -183,7 +194,7 @@ class BlockManager:
         lost = [block_id for block_id in blocks if not self._is_cached(block_id)]
         _require(not lost, f"blocks {lost} are to be pinned, but not cached")
         if self.beside is not None:
-            self.beside.pin(self._hashes[blocks[-1]])
+            self.beside.pin(blocks, self._hashes[blocks[-1]])
         self.acquire(blocks)
         self._pins.update(blocks)
 
@@ -196,7 +207,7 @@ class BlockManager:
         loose = [block_id for block_id in blocks if block_id not in self._pins]
         _require(not loose, f"blocks {loose} are to be unpinned, but not pinned")
         if self.beside is not None:
-            self.beside.unpin(self._hashes[blocks[-1]])
+            self.beside.unpin(blocks, self._hashes[blocks[-1]])
         self._pins -= Counter(blocks)
         self.release(blocks)
 
@@ -246,15 +257,14 @@ class BlockManager:
             if self._is_cached(block_id):
                 self._free_cached[block_id] = None
             else:
-                self._free.append(block_id)
-            if self.beside is not None:
-                self.beside.discard(block_id)
+                self._add_free(block_id)
 
     def register(self, block_id: int, parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
         """Adds a full, computed, live block to the prefix cache and returns its hash.
 
-        If another block already holds the same prefix, that other block stays in the cache. Without prefix caching, no
-        block is cached and the parent's hash is returned.
+        If another block already holds the same prefix, that other block stays in the cache, unless the state kept
+        beside blocks makes the new block better. Without prefix caching, no block is cached and the parent's hash is
+        returned.
 
         Args:
             block_id: a live block.
@@ -275,9 +285,15 @@ class BlockManager:
         if self._hashes[block_id] not in (None, block_hash):
             raise IntegrityError(f"block {block_id} registered twice with different content")
         self._hashes[block_id] = block_hash
-        if block_hash not in self._cached:
+        cached_id = self._cached.get(block_hash)
+        if cached_id is None:
             self._cached[block_hash] = block_id
             self.log.cached(block_hash)
+        elif self.beside is not None and cached_id not in self._pins and self.beside.is_better(block_id, cached_id):
+            self._cached[block_hash] = block_id
+            if self._ref_counts[cached_id] == 0:
+                del self._free_cached[cached_id]
+                self._add_free(cached_id)
         if self.beside is not None:
             self.beside.publish(block_id, block_hash)
         return block_hash
@@ -370,6 +386,11 @@ class BlockManager:
             mismatch = self.beside.mismatch(self._cached)
             _require(mismatch is None, str(mismatch))
 
+    def _add_free(self, block_id: int) -> None:
+        self._free.append(block_id)
+        if self.beside is not None:
+            self.beside.discard(block_id)
+
     def _is_cached(self, block_id: int) -> bool:
         block_hash = self._hashes[block_id]
         return block_hash is not None and self._cached.get(block_hash) == block_id
@@ -381,6 +402,7 @@ class BlockManager:
         del self._cached[block_hash]
         if self.beside is not None:
             self.beside.dropped(block_hash)
+            self.beside.discard(block_id)
         self.log.dropped(block_hash)
         return block_id
 

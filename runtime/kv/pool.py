@@ -1,6 +1,6 @@
 """The KV pool: one key and one value tensor per layer, addressed by block id."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from wingbeat.kernels.kv.reference import copy_kv, move_kv, pool_table
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.free_memory import free_memory, total_memory
+from wingbeat.runtime.kv.blocks import KeptBeside
 from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.number_formats import check_fp8
 from wingbeat.runtime.parts import first_result
@@ -42,12 +43,16 @@ class LayerAttention:
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
+NO_LAYERS: Mapping[int, int] = {}
+
+
 class KVCache:
     """Paged keys and values of all layers. Block 0 is the null block, into which padding rows write.
 
     Args:
         dtype: dtype of the weights.
         memory: allocates keys and values; None uses the memory of host pages or of torch's allocator.
+        num_blocks_of: number of blocks of layers that have blocks of their own, by layer.
 
     Raises:
         ValueError: the memory budget does not hold a sequence of max_model_len, or the GPU does not support
@@ -61,18 +66,20 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         memory: PoolMemory | None = None,
+        num_blocks_of: Mapping[int, int] = NO_LAYERS,
     ) -> None:
         self.block_size = config.block_size
         dtype = kv_dtype(config, dtype)
         if dtype == torch.float8_e4m3fn:
             check_fp8("kv_cache_dtype", device)
-        self.block_bytes = block_bytes(layers, config.block_size, dtype)
+        growing = [layer for index, layer in enumerate(layers) if index not in num_blocks_of]
+        self.block_bytes = block_bytes(growing, config.block_size, dtype)
         if config.num_kv_blocks is None:
             config = fit(config, memory_budget(config, device), self.block_bytes)
         self.num_blocks = config.num_kv_blocks
         shapes = [
-            (self.num_blocks, config.block_size, layer.num_kv_heads, dim)
-            for layer in layers
+            (num_blocks_of.get(index, self.num_blocks), config.block_size, layer.num_kv_heads, dim)
+            for index, layer in enumerate(layers)
             for dim in (layer.key_dim, layer.value_dim)
         ]
         made = [zeros(shape, dtype, device) for shape in shapes] if memory is None else memory(shapes, dtype, device)
@@ -80,6 +87,19 @@ class KVCache:
         self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
         """Table of all layers' addresses, which `move` reads; captured graphs contain the table's own address."""
+
+    beside: KeptBeside | None = None
+    """Bookkeeping of the memory that layers with blocks of their own keep for prefixes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all layers' keys and values."""
+        return sum(part.nbytes for pair in self.layers for part in pair)
+
+    @property
+    def prefix_layers(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Keys and values, by layer, of the layers that hold every block of a prefix."""
+        return dict(enumerate(self.layers))
 
     def own_pools(self) -> list[Tensor] | None:
         """Returns keys and values by layer, [num_blocks, block_size, heads, dim], for code that compacts KV itself.

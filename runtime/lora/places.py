@@ -14,6 +14,7 @@ from torch import Tensor
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.lora.adapter import AdapterError, LinearAdapter, LinearShape
 from wingbeat.runtime.lora.adapter_files import adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import ResidentAdapters
@@ -42,7 +43,7 @@ class AdapterPlaces(ModelPart, ABC):
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
         """Returns the adapter of each row of a pass; for the arguments see `AdapterRows.of`."""
 
-    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> "Adapters":
+    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager, cache: KVCache) -> "Adapters":
         """See `ModelPart.feature`."""
         return Adapters(self, slots)
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.media.encoder import MediaEncoder
 from wingbeat.runtime.media.media_input import MediaInput, position_delta
 from wingbeat.runtime.media.positions import rotations
@@ -57,7 +58,7 @@ class MediaPart(SpanReader):
         self.whole_spans = self.family.sees_whole_images
         self._config, self._loaded = config, loaded
 
-    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> "Media":
+    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager, cache: KVCache) -> "Media":
         """See `ModelPart.feature`."""
         return Media(self, slots, self._loaded.model, self._loaded.decoder_layers)
 

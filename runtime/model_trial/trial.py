@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.model_trial.reference import (
     DEPTHS,
     NUM_STEPS,
@@ -174,9 +173,9 @@ class Trial:
             # order.
             seq.slot, seq.blocks = slot, list(range(len(texts) * width - slot, 0, -len(texts)))
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
-        cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
+        cache = loaded.make_cache(config)
         self.keeps_states = loaded.keeps_states
-        features = features_of(loaded, self.slots, config, loaded.manage_blocks(config, cache.num_blocks))
+        features = features_of(loaded, self.slots, config, loaded.manage_blocks(config, cache), cache)
         last, on_host = loaded.max_position_embeddings - 1, loaded.device.type == "cpu"
         for seq in self.seqs:
             for feature in features:

@@ -49,7 +49,7 @@ class PrefixContents:
             name: part.index_select(0, rows.to(part.device)).flatten(0, 1).cpu() for name, part in self._pool_parts()
         }
         if self._states is not None:
-            kept = self._states.kept(blocks[-1])
+            kept = self._states.kept(blocks)
             found |= {f"states.{name}": part.to("cpu", copy=True) for name, part in kept.items()}
         return found if taps is None else found | {self._taps_name: taps}
 
@@ -76,7 +76,7 @@ class PrefixContents:
             return True
         kind = "states."
         state = {name.removeprefix(kind): part for name, part in contents.items() if name.startswith(kind)}
-        return self._states.put(blocks[-1], state)
+        return self._states.put(blocks, state)
 
     def mismatch(self, num_blocks: int, contents: Contents) -> str | None:
         """Returns why `contents` cannot be the contents of `num_blocks` blocks of this engine; None if they can."""
@@ -97,7 +97,7 @@ class PrefixContents:
         return num_blocks * self._cache.block_bytes + state
 
     def _pool_parts(self) -> Iterator[tuple[str, Tensor]]:
-        for index, pair in enumerate(self._cache.layers):
+        for index, pair in self._cache.prefix_layers.items():
             for kind, part in zip(("keys", "values"), pair, strict=True):
                 if part.numel():
                     # float8 is viewed as bytes, because torch does not index float8 on CPUs.
@@ -108,7 +108,7 @@ class PrefixContents:
         num_tokens = num_blocks * self._cache.block_size
         expected = {name: ((num_tokens, *part.shape[2:]), part.dtype) for name, part in self._pool_parts()}
         if self._states is not None:
-            rows = self._states.kept_like().items()
+            rows = self._states.kept_like(num_blocks).items()
             expected |= {f"states.{name}": (tuple(part.shape), part.dtype) for name, part in rows}
         expected[self._taps_name] = ((num_tokens, self._contexts.taps_size), self._contexts.dtype)
         return expected

@@ -164,7 +164,7 @@ class SleepingBackend(Backend):
     ) -> tuple[VerifierModel, KVCache]:
         """See `Backend.parts`."""
         model = VerifierModel(loaded, tap_layers, kv_layers)
-        return model, KVCache(loaded.layers, config, loaded.dtype, loaded.device, self._memory.pool)
+        return model, loaded.make_cache(config, self._memory.pool)
 
 
 def memory_of(engine: "Engine", weights: ServedWeights) -> SleepMemory:

@@ -56,6 +56,7 @@ class BatchBuilder:
         self.may_be_lean = True
         """Whether rounds are built without features that none of their sequences uses, see `is_lean`."""
         self._pieces = pieces
+        self._stores_replays = any(feature.stores_replays for feature in features)
         self._last_position = last_position
         self._max_depth = config.speculation.max_path - 1
 
@@ -147,7 +148,10 @@ class BatchBuilder:
             positions = feature.positions(positions, placed)
         present = (feature for feature in features if feature.kind in columns or not feature.of_chunks)
         around = tuple(partial(feature.entered, columns.get(feature.kind)) for feature in present)
-        return rows._replace(positions=positions, columns=columns, around=around)
+        rows = rows._replace(positions=positions, columns=columns, around=around)
+        for feature in features:
+            rows = feature.relocated(rows)
+        return rows
 
     def _decode_rows(self, decodes: Decodes, segment: Segment) -> Rows:
         fields = map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))
@@ -166,8 +170,10 @@ class BatchBuilder:
             visible = None if visible is None else visible.to(self.device)
             segments.append(Segment.of(begin + start, own, context, visible, table[:, : self._num_blocks([chunk])]))
             mapping.append(slot_mapping(table, own, self.config.block_size)[0])
-        mapping = torch.where(rows.stores > 0, torch.cat(mapping), 0)
-        return self._rows(rows.token_ids, rows.positions, mapping, segments)
+        addresses = torch.cat(mapping)
+        replayed = torch.where(rows.stores < 0, addresses, 0) if self._stores_replays else None
+        mapping = torch.where(rows.stores > 0, addresses, 0)
+        return self._rows(rows.token_ids, rows.positions, mapping, segments)._replace(replayed=replayed)
 
     def _piece_rows(self, rows: ChunkRows, begin: int, num_blocks: int | None = None) -> Rows:
         """Returns the rows of chunks that are cut into pieces, as one segment.
@@ -176,11 +182,13 @@ class BatchBuilder:
             begin: first row of the chunks in the batch.
             num_blocks: width of the block tables that attention reads; None for as many blocks as a sequence may have.
         """
-        shape = (len(rows.slots), PIECE_ROWS)
+        shape, size = (len(rows.slots), PIECE_ROWS), self.config.block_size
         tables, positions = self.slots.block_tables[rows.slots], rows.positions.view(shape)
-        mapping = slot_mapping(tables, positions, self.config.block_size, rows.stores.view(shape) > 0)
+        stores = rows.stores.view(shape)
+        mapping = slot_mapping(tables, positions, size, stores > 0).flatten()
         segment = Segment.of(begin, positions, rows.contexts, None, tables[:, :num_blocks])
-        return self._rows(rows.token_ids, rows.positions, mapping.flatten(), [segment])
+        replayed = slot_mapping(tables, positions, size, stores < 0).flatten() if self._stores_replays else None
+        return self._rows(rows.token_ids, rows.positions, mapping, [segment])._replace(replayed=replayed)
 
     def _num_blocks(self, chunks: list[Chunk]) -> int:
         """Number of blocks of the longest context to which these chunks attend."""

@@ -27,7 +27,8 @@ class ChunkRows(NamedTuple):
     positions: Tensor
     """[num_rows]"""
     stores: Tensor
-    """[num_rows]: 1 if the row's keys and values are written to the KV cache, else 0."""
+    """[num_rows]: 1 if the row's keys and values are written to the KV cache, -1 if the row is a replay's, 0 for
+    padding."""
     slots: Tensor
     """[num_pieces]"""
     contexts: Tensor
@@ -52,7 +53,7 @@ def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
         token_ids=np.concatenate([_tokens(chunk) for chunk in chunks]),
         positions=real + np.repeat(contexts - starts, lengths),
         # A replay must not write KV: recomputed values may differ in their last bits, and the block may be shared.
-        stores=np.repeat([not chunk.replay for chunk in chunks], lengths).astype(np.int64),
+        stores=np.repeat([-1 if chunk.replay else 1 for chunk in chunks], lengths),
         slots=np.array([chunk.seq.slot for chunk in chunks]),
         contexts=contexts,
         real=real,

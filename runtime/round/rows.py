@@ -7,6 +7,7 @@ no time.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -150,6 +151,24 @@ class Rows(NamedTuple):
     computes attention."""
     into: "ModelOutput | None" = None
     """Memory in which the model may place its output."""
+    replayed: Tensor | None = None
+    """int64 [num_tokens]: KV pool address of each row of a replay, 0 for other rows; None if no feature has
+    `stores_replays`."""
+    elsewhere: "Elsewhere | None" = None
+    """Layers whose keys and values have other addresses; None if all layers have the same addresses."""
+
+    def of_layer(self, layer: int) -> "Rows":
+        """Returns the rows with the addresses of this layer's keys and values: `slot_mapping`, `segments`, `packed`."""
+        other = self.elsewhere
+        return self if other is None or layer not in other.layers else other.rows
+
+
+class Elsewhere(NamedTuple):
+    """Layers whose keys and values have other addresses than those of the block tables."""
+
+    layers: frozenset[int]
+    rows: Rows
+    """The batch's rows with these addresses."""
 
 
 def joined(parts: list[Rows]) -> Rows:
@@ -164,7 +183,12 @@ def joined(parts: list[Rows]) -> Rows:
         positions=torch.cat([part.positions for part in parts], dim=1),
         slot_mapping=torch.cat([part.slot_mapping for part in parts]),
         segments=[segment for part in parts for segment in part.segments],
+        replayed=None if parts[-1].replayed is None else torch.cat([_replayed(part) for part in parts]),
     )
+
+
+def _replayed(rows: Rows) -> Tensor:
+    return torch.zeros_like(rows.slot_mapping) if rows.replayed is None else rows.replayed
 
 
 class Pruner(Protocol):
@@ -272,6 +296,8 @@ class Feature:
     """Whether lean rounds, in which no sequence uses the feature, are computed without the feature."""
     held_bytes = 0
     """Bytes of the columns by slot."""
+    stores_replays = False
+    """Whether the feature needs `Rows.replayed`."""
 
     def admit(self, seq: Sequence) -> None:
         """Fills the columns of a newly admitted sequence's slot; called before its first round is prepared."""
@@ -308,6 +334,10 @@ class Feature:
         """Returns the feature's column, of type `kind`, for the rows of a batch; None if no row needs a column."""
         return None
 
+    def relocated(self, rows: Rows) -> Rows:
+        """Returns a batch's rows; a feature that keeps KV of some layers elsewhere adds `Rows.elsewhere`."""
+        return rows
+
     def entered(self, column: Any | None, inputs: dict[str, Any]) -> AbstractContextManager:
         """Returns a context manager that encloses the model call; may change `inputs`, the call's keyword arguments."""
         return nullcontext()
@@ -333,19 +363,20 @@ class KeepingFeature(Feature, ABC):
     marks: dict[str, int]
     """By request id, an additional prompt length at which the tensors are stored, because a saved prefix ends there."""
     kept_bytes: int
-    """Bytes stored for one prefix."""
+    """Bytes stored for one prefix, at most."""
 
     @abstractmethod
-    def kept(self, block_id: int) -> dict[str, Tensor]:
-        """Returns the tensors stored for the end of a cached block, by name; raises KeyError if none are stored."""
+    def kept(self, blocks: SequenceOf[int]) -> dict[str, Tensor]:
+        """Returns the tensors stored for a cached prefix, by name; raises KeyError if none are stored."""
 
     @abstractmethod
-    def kept_like(self) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and dtypes of those that `kept` returns, but with arbitrary values."""
+    def kept_like(self, num_blocks: int) -> dict[str, Tensor]:
+        """Returns tensors with the names, shapes and dtypes of those that `kept` returns for a prefix of `num_blocks`
+        blocks, but with arbitrary values."""
 
     @abstractmethod
-    def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
-        """Stores tensors for the end of a block in use that is not cached yet.
+    def put(self, blocks: SequenceOf[int], parts: dict[str, Tensor]) -> bool:
+        """Stores tensors for a prefix of blocks in use that are not cached yet.
 
         Returns False if no memory is free for these tensors.
         """

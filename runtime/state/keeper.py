@@ -14,6 +14,7 @@ or from a saved state, in a row of its own.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -103,19 +104,19 @@ class StateKeeper(KeepingFeature):
         """Ends the replay of a slot whose sequence leaves."""
         self._end_replay(slot)
 
-    def kept(self, block_id: int) -> dict[str, Tensor]:
+    def kept(self, blocks: SequenceOf[int]) -> dict[str, Tensor]:
         """See `KeepingFeature.kept`; returns the saved state."""
-        return self.pool.row(self._first_saved + self.saved.find(self.block_manager.block_hash(block_id)))
+        return self.pool.row(self._first_saved + self.saved.find(self.block_manager.block_hash(blocks[-1])))
 
-    def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
+    def put(self, blocks: SequenceOf[int], parts: dict[str, Tensor]) -> bool:
         """See `KeepingFeature.put`."""
-        row = self.saved.allocate_row(block_id)
+        row = self.saved.allocate_row(blocks[-1])
         if row is not None:
             for name, part in self.pool.row(self._first_saved + row).items():
                 part.copy_(parts[name])
         return row is not None
 
-    def kept_like(self) -> dict[str, Tensor]:
+    def kept_like(self, num_blocks: int) -> dict[str, Tensor]:
         """See `KeepingFeature.kept_like`."""
         return self.pool.row(0)
 
@@ -133,8 +134,7 @@ class StateKeeper(KeepingFeature):
         if row is None:
             return None
         blocks = seq.blocks[: wanted // self.config.block_size]
-        while blocks and not self.saved.has(self.block_manager.block_hash(blocks[-1])):
-            blocks.pop()
+        del blocks[self.saved.num_usable(blocks, [self.block_manager.block_hash(block_id) for block_id in blocks]) :]
         if blocks:
             found = self.saved.find(self.block_manager.block_hash(blocks[-1]))
             self.pool.copy_all(self._first_saved + found, self._first_saved + row)

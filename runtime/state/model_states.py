@@ -6,6 +6,7 @@ from torch import nn
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.refusals import refuse
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.state.keeper import StateKeeper
@@ -68,7 +69,7 @@ class ModelStates(ModelPart):
         num_rows = config.num_saved_states or most_saved(config, num_blocks)
         return SavedStates(num_rows, config.state_interval, config.block_size, config.enable_prefix_caching)
 
-    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> StateKeeper:
+    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager, cache: KVCache) -> StateKeeper:
         """See `ModelPart.feature`."""
         return StateKeeper(self.mixers, config, blocks, slots.device)
 

@@ -5,6 +5,7 @@ saved at the ends of some blocks, under the hashes of these blocks, and a state 
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 
 
 class SavedStates:
@@ -96,9 +97,16 @@ class SavedStates:
         if row is not None:
             self._free.append(row)
 
-    def has(self, block_hash: bytes | None) -> bool:
-        """Whether the state after a block is saved."""
-        return block_hash in self._cached
+    def num_usable(self, blocks: Sequence[int], hashes: Sequence[bytes | None]) -> int:
+        """Returns the number of blocks up to the last block after which the state is saved."""
+        count = len(hashes)
+        while count and hashes[count - 1] not in self._cached:
+            count -= 1
+        return count
+
+    def is_better(self, block_id: int, cached_id: int) -> bool:
+        """Returns False, because states belong to hashes."""
+        return False
 
     def find(self, block_hash: bytes) -> int:
         """Returns the row of a cached state, and marks it as most recently used.
@@ -109,7 +117,7 @@ class SavedStates:
         self._cached.move_to_end(block_hash)
         return self._cached[block_hash]
 
-    def pin(self, block_hash: bytes) -> None:
+    def pin(self, blocks: Sequence[int], block_hash: bytes) -> None:
         """Protects a cached state from eviction.
 
         Raises:
@@ -118,7 +126,7 @@ class SavedStates:
         self.find(block_hash)
         self._pins[block_hash] += 1
 
-    def unpin(self, block_hash: bytes) -> None:
+    def unpin(self, blocks: Sequence[int], block_hash: bytes) -> None:
         """Ends the protection by `pin`."""
         self._pins -= Counter([block_hash])
 

@@ -125,12 +125,12 @@ class VerifierModel(nn.Module):
         """Runs the rows: writes their keys and values into the caches, and advances recurrent states."""
         self.taps.clear()
         captured = dict.fromkeys(self.kv_layers)
-        packed = self._pack_segments(rows.segments, rows.caches[0][0].dtype)
+        rows = self._packed(rows)
         inputs = {
             "input_ids": rows.token_ids,
             "position_ids": rows.positions,
             "logits_to_keep": 0 if rows.logits_rows is None else rows.logits_rows,
-            ROWS_KEYWORD: rows._replace(packed=packed, captured=captured or None),
+            ROWS_KEYWORD: rows._replace(captured=captured or None),
         }
         with ExitStack() as entered:
             for enter in rows.around:
@@ -140,6 +140,13 @@ class VerifierModel(nn.Module):
         taps_into = None if rows.into is None else rows.into.taps
         taps = torch.cat(parts, dim=-1, out=taps_into) if parts else None
         return ModelOutput(logits[0], taps)
+
+    def _packed(self, rows: Rows) -> Rows:
+        """Packs the segments of all layers."""
+        other, dtype = rows.elsewhere, rows.caches[0][0].dtype
+        if other is not None:
+            other = other._replace(rows=other.rows._replace(packed=self._pack_segments(other.rows.segments, dtype)))
+        return rows._replace(packed=self._pack_segments(rows.segments, dtype), elsewhere=other)
 
     def _logits(self, inputs: dict[str, Any], into: ModelOutput | None) -> Tensor:
         """Returns logits [1, num_rows, vocab_size], in the memory of `into` if the output head supports this."""

@@ -197,8 +197,10 @@ class LayerStack:
         `run`.
         """
         array = self._array(rows.caches)
-        count, most = 1, MOST_AHEAD // hidden.numel()
+        count, most, own = 1, MOST_AHEAD // hidden.numel(), rows.of_layer(index)
         while index + count in self._layers and count < most and self._kinds[index] == self._kinds[index + count]:
+            if rows.of_layer(index + count) is not own:
+                break
             count += 1
         captured = rows.captured or {}
         for layer in range(index, index + count):
@@ -210,7 +212,7 @@ class LayerStack:
         cos, sin = (part.float().contiguous() for part in position_embeddings)
         block_size = rows.caches[index][0].shape[1]
         addition = None if self.additions is None else self.additions.of_rows(rows)
-        batch = batch_of(cos, sin, rows.slot_mapping, rows.packed, block_size, addition)
+        batch = batch_of(cos, sin, own.slot_mapping, own.packed, block_size, addition)
         x, out = hidden.contiguous(), hidden.new_empty(count, 1, *hidden.shape[1:])
         self.kernels.run_layers(array, index, count, batch, x, out)
         return list(out.unbind(0))

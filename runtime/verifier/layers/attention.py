@@ -38,10 +38,11 @@ def wingbeat_attention(
         Output [1, num_tokens, num_heads, value_dim], and None for the attention weights.
     """
     rows: Rows = kwargs[ROWS_KEYWORD]
+    own = rows.of_layer(module.layer_idx)
     sliding_window = module.__dict__.get(WINDOW_ATTRIBUTE, sliding_window)
     key_cache, value_cache = rows.caches[module.layer_idx]
     key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    store_kv(key, value, key_cache, value_cache, rows.slot_mapping)
+    store_kv(key, value, key_cache, value_cache, own.slot_mapping)
     if rows.captured is not None and module.layer_idx in rows.captured:
         rows.captured[module.layer_idx] = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
     query = query[0].transpose(0, 1)
@@ -50,12 +51,12 @@ def wingbeat_attention(
         query,
         key_cache,
         value_cache,
-        rows.segments,
+        own.segments,
         scaling,
         sliding_window=sliding_window or 0,
         softcap=softcap,
         sinks=s_aux,
-        packed=rows.packed,
+        packed=own.packed,
     )
     # Some models call view() on the output, which is contiguous in transformers' own functions.
     return out[None].contiguous(), None

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.kv.pool import KVCache, LayerAttention, PoolMemory, block_bytes, kv_dtype
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import SlotState
@@ -118,14 +118,37 @@ class LoadedModel:
             budget, config = part.budget(config, budget)
         return budget, config
 
-    def manage_blocks(self, config: EngineConfig, num_blocks: int) -> BlockManager:
-        """Creates the block manager, including the bookkeeping of the state that parts keep for cached blocks.
+    def block_bytes(self, config: EngineConfig) -> int:
+        """Returns the bytes by which KV memory grows with each block."""
+        size = block_bytes(self.layers, config.block_size, kv_dtype(config, self.dtype))
+        for part in self.parts.values():
+            size = part.block_bytes(config, size)
+        return size
+
+    def kv_bytes(self, config: EngineConfig) -> int:
+        """Returns the bytes of KV memory of an engine with this configuration, a result of `fit_to_memory`."""
+        fixed = sum(part.fixed_kv_bytes(config) for part in self.parts.values())
+        return config.num_kv_blocks * self.block_bytes(config) + fixed
+
+    def make_cache(self, config: EngineConfig, memory: PoolMemory | None = None) -> KVCache:
+        """Creates the KV cache of an engine; raises like `KVCache`.
+
+        Args:
+            config: a result of `limits`.
+            memory: see `KVCache`.
+        """
+        found = (part.make_cache(config, memory) for part in self.parts.values())
+        cache = next((one for one in found if one is not None), None)
+        return KVCache(self.layers, config, self.dtype, self.device, memory) if cache is None else cache
+
+    def manage_blocks(self, config: EngineConfig, cache: KVCache) -> BlockManager:
+        """Creates the block manager, including the bookkeeping of what is kept for cached blocks beside their KV.
 
         `config` is a result of `limits`.
         """
-        found = (part.beside(config, num_blocks) for part in self.parts.values())
-        beside = next((one for one in found if one is not None), None)
-        return BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, beside)
+        found = (part.beside(config, cache.num_blocks) for part in self.parts.values())
+        beside = next((one for one in found if one is not None), cache.beside)
+        return BlockManager(cache.num_blocks, config.block_size, config.enable_prefix_caching, beside)
 
     @property
     def computed_by(self) -> str:
@@ -199,11 +222,12 @@ class LoadedModel:
 
 
 def features_of(
-    loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
+    loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager, cache: KVCache
 ) -> tuple[Feature, ...]:
     """Returns the features that an engine with this model adds to its batches."""
     found: list[Feature] = [*(feature(loaded) for feature in hooks("feature")), *loaded.own_features]
-    found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
+    own = (part.feature(slots, config, blocks, cache) for part in loaded.parts.values())
+    found += [one for one in own if one is not None]
     return tuple(found)
 
 

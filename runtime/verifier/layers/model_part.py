@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, KeptBeside
+from wingbeat.runtime.kv.pool import KVCache, PoolMemory
 from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.rows import NO_COLUMNS, Feature, Rows
@@ -49,6 +50,26 @@ class ModelPart:
         """Returns the bytes of `budget` that are left for keys and values, and the adjusted configuration."""
         return budget, config
 
+    def block_bytes(self, config: EngineConfig, num_bytes: int) -> int:
+        """Returns the bytes by which KV memory grows with each block, given a block's bytes over all layers."""
+        return num_bytes
+
+    def fixed_kv_bytes(self, config: EngineConfig) -> int:
+        """Returns the bytes of KV memory that do not grow with the number of blocks; `config` is a result of
+        `budget`."""
+        return 0
+
+    def memory_note(self, config: EngineConfig) -> str:
+        """Returns a clause about the part's KV memory for the log; empty if there is nothing to report."""
+        return ""
+
+    def make_cache(self, config: EngineConfig, memory: PoolMemory | None) -> KVCache | None:
+        """Creates the KV cache of an engine; None leaves the cache as it is without the part.
+
+        `config` is a result of `limits`; for `memory`, see `KVCache`.
+        """
+        return None
+
     def beside(self, config: EngineConfig, num_blocks: int) -> KeptBeside | None:
         """Creates the bookkeeping of the state that the part keeps for prefixes; None if the part keeps no such state.
 
@@ -56,7 +77,7 @@ class ModelPart:
         """
         return None
 
-    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> Feature | None:
+    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager, cache: KVCache) -> Feature | None:
         """Returns the feature that the part adds to an engine's rounds."""
         return None
 
