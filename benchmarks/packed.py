@@ -32,8 +32,6 @@ from workload import describe, held_out_prompts
 
 from wingbeat.cluster.cores import waiting_env
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.named_models.fetch import fetched
-from wingbeat.runtime.named_models.table import named_model
 from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -124,12 +122,6 @@ def dict_of(line: str) -> dict[str, float]:
     return found
 
 
-def file_of(model: str) -> Path:
-    """Returns a model's path; a short name's file is fetched."""
-    named = named_model(model)
-    return Path(model) if named is None else fetched(named)
-
-
 def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[Held]:
     """Opens every engine that the arguments select."""
     most, found, speculates = max(args.at_once), [], False
@@ -165,15 +157,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="write no file")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
-    files = {given: file_of(given) for given in (words.partition(":")[0] for words in args.models)}
-    read = next((given for given, path in files.items() if path.suffix == ".gguf"), None)
+    read = next((given.partition(":")[0] for given in args.models if ".gguf" in given), None)
     if read is None and (args.llama_cpp or args.openvino or args.rewrite):
         parser.error("the peers and --rewrite need a MODEL that is a GGUF file")
     with tempfile.TemporaryDirectory() as folder:
-        args.file = files.get(read)
+        args.file = read
         if args.rewrite is not None:
-            args.file = rewritten(args.file, args.rewrite, Path(folder))
-            args.models = [words.replace(read, str(args.file)) for words in args.models]
+            args.file = str(rewritten(Path(read), args.rewrite, Path(folder)))
+            args.models = [given.replace(read, args.file) for given in args.models]
         measure(args)
 
 

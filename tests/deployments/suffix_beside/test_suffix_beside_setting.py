@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.needs import needs
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.demo import DEMO_FOLDER
+from wingbeat.deployments.suffix_beside import part
 
 
 def test_an_engine_is_told():
@@ -12,18 +11,15 @@ def test_an_engine_is_told():
     assert not AppConfig().engine_config().suffix_beside
 
 
-@needs("named_models")
 @pytest.mark.parametrize(
     ("given", "is_on"),
     [({}, True), ({"suffix_beside": False}, False), ({"drafter": "ngram"}, False), ({"device": "cuda"}, False)],
 )
-def test_the_named_model_that_gains_has_it_by_default(given, is_on, monkeypatch):
-    from wingbeat.runtime.named_models import fetch
-
-    monkeypatch.setattr(fetch, "fetched", lambda model: model.file)
-    monkeypatch.setattr(fetch, "first_result", lambda hook, file: DEMO_FOLDER / "verifier")
-    config = AppConfig(model="smollm2", **given)
-    assert config.engine_config().suffix_beside is is_on
+def test_a_named_model_that_gains_has_it_by_default(given, is_on, monkeypatch):
+    asked = []
+    monkeypatch.setattr(part, "first_result", lambda *words: asked.append(words) or True)
+    assert AppConfig(**given).engine_config().suffix_beside is is_on
+    assert all(words == ("gains_by_suffix", None) for words in asked)
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "ngram", "none"])
