@@ -66,6 +66,8 @@ class InnerDrafter:
             return DrafterNeeds()
         if convention is not None:
             self.worker.drafter.read_as(convention)
+        if (place := first_result("rows_of", loaded)) is not None:
+            first_result("follow_rows", place, self.worker)
         return self.worker.drafter.needs
 
     def take(self, engine: "Engine", convention: HeadConvention | None, channel_factory: ChannelFactory) -> None:

@@ -25,7 +25,7 @@ class Backend:
             ValueError: a layer that the drafter needs does not exist, or the memory does not hold a single sequence.
         """
         model = VerifierModel(loaded, tap_layers, kv_layers)
-        return model, KVCache(loaded.layers, config, loaded.dtype, loaded.device)
+        return model, KVCache(loaded.layers, config, loaded.dtype, loaded.device, loaded.pool_memory)
 
     def graph_device(self, device: GraphDevice) -> GraphDevice:
         """Returns the device that captures rounds; subclasses may wrap the given device."""

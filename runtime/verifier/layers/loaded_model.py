@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.kv.pool import LayerAttention, PoolMemory
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import SlotState
@@ -48,6 +48,8 @@ class LoadedModel:
     """Whether the weights of linear layers are rounded to eight bits."""
     shards: WeightShards | None = None
     """Weight shards of this process; None if the process has the whole weights."""
+    pool_memory: PoolMemory | None = None
+    """Allocates keys and values; see `KVCache`."""
     takes: dict[str, str] = field(default_factory=dict)
     """State of each kind of media span for which the checkpoint has an encoder: `served`, or the reason why the kind is
     not served."""
