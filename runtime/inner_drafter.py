@@ -67,6 +67,8 @@ class InnerDrafter:
         drafter = self.worker.drafter
         if convention is not None:
             drafter.read_as(convention)
+        if (place := first_result("rows_of", loaded)) is not None:
+            first_result("follow_rows", place, self.worker)
         return drafter.needs._replace(in_engine=drafter.device.type == "cuda")
 
     def take(self, engine: "Engine", convention: HeadConvention | None, channel_factory: ChannelFactory) -> None:

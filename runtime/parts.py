@@ -110,7 +110,10 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   there is no such head. `gains_by_suffix(source)`: whether suffix drafts beside that head make it faster on CPUs.
 - `folder_of(source)`: a Hugging Face folder that represents a model file of another format; None for other sources.
 - `files_of(folder)`: the model files that a folder from `folder_of` represents; None for other folders.
-- `served_weights(loaded)`: writer of a model's weights while the model is served.
+- `served_weights(loaded)`: writer of a model's weights while the model is served. `change_memory(loaded, layers, step,
+  change, what)`: one step of a sleep or wake-up of a rank with the KV of these layers.
+- `rows_of(loaded)`: where drafters find the embedding and the output matrix of a verifier after an update;
+  `follow_rows(place, worker)`: makes the drafter of a worker use them.
 - `request_rules(folder, vocab_size)`: a function that adds the rules of a model's files to a request.
 - `render_apart(template, messages, variables, special_tokens)`: a conversation rendered with a request's own template.
 - `lent_tensors(folder)`: readers, by tensor name, of the input embedding and the output head of a folder from

@@ -254,6 +254,7 @@ FEATURES = {
             *("deployments/rollouts", "runtime/rollouts", "docs/rollouts.md", "examples/rollouts.py"),
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
+            *("tests/runtime/tensor_parallel/test_rank_sleeps.py", "tests/e2e/test_rank_rollouts.py"),
             *("benchmarks/moved_verifier.py", "benchmarks/results/moved_verifier*"),
             *("tests/e2e/test_ray_data_losses.py", "tests/runtime/packed/test_written_packed.py"),
             "tests/runtime/cpu/layers/test_written_eight_bits.py",
@@ -316,7 +317,7 @@ FEATURES = {
     "ranks": Feature(
         (
             *("runtime/tensor_parallel", "deployments/ranks", "tests/runtime/tensor_parallel"),
-            "tests/e2e/test_ranks.py",
+            *("tests/e2e/test_ranks.py", "tests/e2e/test_rank_rollouts.py"),
         ),
         words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
     ),

@@ -37,6 +37,8 @@ class RolloutCalls:
         with as_api_errors("update_weights"):
             if not isinstance(tensors, list):
                 raise Refused("tensors must be a list of references")
+            if not tensors:
+                raise Refused("tensors is an empty list: there is nothing to write")
             for one in tensors:
                 await fleet.ask("update_weights", tensors=await in_object_store(one))
         return {"message": "Weights updated"}

@@ -99,22 +99,33 @@ class ReplicaRollouts(RememberingEngines):
         return told
 
     async def _with_tensors(self, name: str, tensors: Any) -> OperationResult:
-        from wingbeat.deployments.rollouts.shared_tensors import shared_file
+        from ray.exceptions import RayError
+
+        from wingbeat.deployments.replica.drafters.supervisor import root_cause
+        from wingbeat.runtime.rollouts.shared_tensors import shared_file
 
         if hasattr(tensors, "__await__"):
-            async with asyncio.timeout(SILENCE_S):
-                tensors = await tensors
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    tensors = await tensors
+            except (RayError, TimeoutError) as error:
+                return await self._refused(f"tensors cannot be fetched: {root_cause(error)}")
         if not isinstance(tensors, Mapping):
-            return OperationResult(refused=f"tensors must be given by name, and not as {type(tensors).__name__}")
+            return await self._refused(f"tensors must be given by name, and not as {type(tensors).__name__}")
         shared = shared_file(tensors)
         try:
             path = await asyncio.to_thread(shared.__enter__)
         except (TypeError, OSError) as error:
-            return OperationResult(refused=str(error))
+            return await self._refused(str(error))
         try:
             return await self.engines.client.call("operate", name, ({"files": [path]},))
         finally:
             shared.__exit__(None, None, None)
+
+    async def _refused(self, reason: str) -> OperationResult:
+        """Return a refusal with the engine's state."""
+        told: OperationResult = await self.engines.client.call("operate", "is_paused", ())
+        return told._replace(value=None, refused=reason)
 
     def _watch(self, name: str, told: OperationResult) -> None:
         """Start a timer that abandons the open update if the trainer makes no call for `SILENCE_S`."""

@@ -2,6 +2,7 @@
 updated.
 """
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -11,17 +12,21 @@ from typing import TYPE_CHECKING, Any
 from wingbeat.deployments.rollouts.weight_transfer import WeightTransfer
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, OperationResult
 from wingbeat.kernels.cuda_driver import CudaError
+from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.sleep_memory import TAGS, WEIGHTS, memory_of
 from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
+from wingbeat.runtime.verifier_errors import BackendLost
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.protocol.ends import VerifierEnd
     from wingbeat.runtime.rollouts.head_update import HeadUpdate
     from wingbeat.runtime.scheduling.maskers import CompiledGrammar
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutEngine:
@@ -45,17 +50,19 @@ class RolloutEngine:
         self._transfer = WeightTransfer(
             self._update, engine.loaded.device, self._answered, backend, head_update, checkpoint
         )
-        self._memory = memory_of(engine, self._update.weights)
+        self._memory = memory_of(engine.loaded, engine.cache.layers)
         self._sums = False
         self._paused = self._draining = False
         self._drained: list[Future[OperationResult]] = []
         self._asleep: set[str] = set()
-        self._came_asleep: VerifierEnd | None = None
-        """Channel of a drafter that is attached at the end of the sleep."""
+        self._came_late: VerifierEnd | None = None
+        """Channel of a drafter that is attached once passes of the verifier may run again."""
         self._later: dict[str, tuple[Request, CompiledGrammar | None]] = {}
         """Requests that arrived during a drain (a pause in mode `wait`) and wait for its end."""
         self._outputs: list[RequestOutput] = []
         self._version: str | None = None
+        self._lost: str | None = None
+        """Why the engine cannot go on, for example because one of its ranks is gone; None if it can."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -72,40 +79,53 @@ class RolloutEngine:
     @property
     def drafter_state(self) -> str:
         """See `ServedEngine.drafter_state`."""
-        return "attached" if self._came_asleep is not None else self.inner.drafter_state
+        return "attached" if self._came_late is not None else self.inner.drafter_state
 
     def attach_drafter(self, end: "VerifierEnd") -> None:
-        """See `Engine.attach_drafter`; a sleeping engine attaches the drafter at the end of the sleep, because it may
-        run passes of the verifier to measure their cost.
+        """See `Engine.attach_drafter`; during a sleep or an update the drafter is attached afterwards, because the
+        engine may run passes of the verifier to measure their cost.
         """
-        if self._asleep:
-            self._came_asleep = end
-        else:
+        if self._has_weights:
             self.inner.attach_drafter(end)
+        else:
+            self._came_late = end
 
     def detach_drafter(self) -> None:
         """See `DrafterClient.detach`."""
-        self._came_asleep = None
+        self._came_late = None
         self.inner.detach_drafter()
 
     @property
     def is_held(self) -> bool:
         """Whether no rounds may run now."""
-        return self._paused or bool(self._asleep) or self._update.is_open or bool(self._update.torn)
+        return self._paused or not self._has_weights
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether passes of the verifier may run, because its weights and memory are there and nothing changes them."""
+        return not (self._asleep or self._update.is_open or self._update.torn)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
         has_more = self.inner.has_unfinished_requests()
         # An abort may end the last request of a drain. The inner engine then has no work left, so `step` must be called
         # once more to notice that the drain has ended.
-        return bool(self._outputs) or (self._draining and not has_more) or (not self.is_held and has_more)
+        is_due = self._lost is not None or bool(self._outputs) or (self._draining and not has_more)
+        is_due = is_due or (self._came_late is not None and self._has_weights)
+        return is_due or (not self.is_held and has_more)
 
     def step(self) -> list[RequestOutput]:
-        """See `Engine.step`; the errors of the inner engine's step are raised."""
+        """See `Engine.step`; raises the errors of the inner engine's step, and RoundFailed if the engine is lost."""
+        if self._lost is not None:
+            raise RoundFailed(self._lost)
+        if self._came_late is not None and self._has_weights:
+            end, self._came_late = self._came_late, None
+            self.inner.attach_drafter(end)
         outputs, self._outputs = self._outputs, []
         if not self.is_held and self.inner.has_unfinished_requests():
             outputs += self.inner.step()
         if self._draining and not self.inner.has_unfinished_requests():
+            self._hold(self._clears)
             self._end_drain()
         return outputs
 
@@ -148,10 +168,14 @@ class RolloutEngine:
             return self._told(refused=str(error))
         except WrongOrder as error:
             return self._told(conflict=str(error))
+        except BackendLost as error:
+            self._lost = str(error)
+            return self._told(conflict=f"the engine starts again: {error}")
         return value if isinstance(value, Future) else self._told(value)
 
     def _told(self, value: Any = None, refused: str | None = None, conflict: str | None = None) -> OperationResult:
-        return OperationResult(value, refused, conflict, not self._update.torn, self._transfer.is_open)
+        serves = self._lost is None and not self._update.torn
+        return OperationResult(value, refused, conflict, serves, self._transfer.is_open)
 
     # Rounds
 
@@ -173,6 +197,8 @@ class RolloutEngine:
             self._clears = clear_cache
             self._drained.append(done)
             return done
+        if mode == "keep":
+            self._end_drain("another call has suspended the requests before all had finished")
         self._outputs += self.inner.settle()
         if mode == "abort":
             self.abort_requests()
@@ -188,11 +214,7 @@ class RolloutEngine:
         if self._asleep:
             raise WrongOrder(f"the engine sleeps without its {' and '.join(sorted(self._asleep))}: wake it up")
         self._paused = False
-        if self._draining:
-            self._draining = False
-            for done in self._drained:
-                done.set_result(self._told(conflict="the pause was ended before all requests had finished"))
-            self._drained.clear()
+        self._end_drain("the pause was ended before all requests had finished")
         self._add_later()
 
     def is_paused(self) -> bool:
@@ -219,12 +241,12 @@ class RolloutEngine:
         if clears:
             self.inner.reset_prefix_cache()
 
-    def _end_drain(self) -> None:
+    def _end_drain(self, conflict: str | None = None) -> None:
+        """Answers the callers that wait for the end of all requests."""
         self._draining = False
-        self._hold(self._clears)
-        for done in self._drained:
-            done.set_result(self._told())
-        self._drained.clear()
+        drained, self._drained = self._drained, []
+        for done in drained:
+            done.set_result(self._told(conflict=conflict))
 
     def _add_later(self) -> None:
         later, self._later = self._later, {}
@@ -267,9 +289,19 @@ class RolloutEngine:
             return
         self._outputs += self.inner.recompute()
         try:
-            self._asleep |= self._memory.free(level)
+            self._memory.free(level)
         except MemoryError as error:
             raise WrongOrder(f"the weights cannot be kept in host memory: {error}") from None
+        self._asleep |= self._memory.freed(level)
+        rows = self.inner.loaded.parts.get("rows")
+        logger.info(
+            "asleep at level %d without %s; the drafter's process keeps %.0f MB on the GPU, and copies of the "
+            "verifier's embedding and output matrix take %.0f MB of host memory",
+            level,
+            " and ".join(sorted(self._asleep)),
+            self.inner.needs.held_bytes / 1e6,
+            getattr(rows, "num_bytes", 0) / 1e6,
+        )
         if level == 2:
             self._update.lose()
 
@@ -281,8 +313,9 @@ class RolloutEngine:
 
         Raises:
             WeightsRefused: a tag is unknown.
-            WrongOrder: the device has not enough free memory.
+            WrongOrder: the device has not enough free memory, or tensors are arriving.
         """
+        self._transfer.check_settled()
         unknown = sorted(set(tags or ()) - set(TAGS))
         if unknown:
             raise WeightsRefused(f"tags names {unknown[0]!r}: must be of {', '.join(TAGS)}")
@@ -293,9 +326,6 @@ class RolloutEngine:
                 raise WrongOrder(f"the device has no memory for the {tag}: {error}") from None
             self._asleep.discard(tag)
         if not self._asleep:
-            if (end := self._came_asleep) is not None:
-                self._came_asleep = None
-                self.inner.attach_drafter(end)
             self.resume()
 
     def is_sleeping(self) -> bool:
@@ -400,10 +430,8 @@ class RolloutEngine:
         """Overwrite all weights with noise, and serve nothing until an update has written all of them.
 
         Raises:
-            WeightsRefused: the weights are divided among ranks.
             WrongOrder: an update is open, or a sleep has freed the memory of the weights.
         """
-        self._check_whole()
         self._check_awake()
         self._transfer.check_closed()
         self._outputs += self.inner.settle()
@@ -420,17 +448,11 @@ class RolloutEngine:
 
         Raises:
             WrongOrder: an update is open or was not finished.
-            WeightsRefused: the weights are divided among ranks.
         """
-        self._check_whole()
         self._check_awake()
         if self._update.is_open or self._update.torn:
             raise WrongOrder("the weights are being updated")
         return self._update.weights.checksums()
-
-    def _check_whole(self) -> None:
-        if not self._update.weights.are_whole:
-            raise WeightsRefused("action cannot be done: the weights are divided among ranks")
 
     def _check_awake(self) -> None:
         """Raise WrongOrder while the memory of the weights is freed."""

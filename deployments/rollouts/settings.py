@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 ROLLOUTS = "`rollouts`"
-JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above 1", "`prefix_dir`"
-"""Names of features that conflict with rollouts and that other optional parts define."""
+PREFIX_DIR = "`prefix_dir`"
+"""Name of a feature that conflicts with rollouts and that another optional part defines."""
 _OLD = "stored data would belong to weights that change"
 REFUSED = (
     Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
     Refusal(ROLLOUTS, Feature.OWN_ENGINE, "a user's engine manages its own weights"),
-    Refusal(JOURNAL, RANKS, "each rank holds only a part of each weight"),
     Refusal(ROLLOUTS, PREFIX_DIR, _OLD),
 )
 
@@ -93,17 +92,14 @@ def changes_weights(config: "AppConfig") -> bool | None:
 
 
 def engine_limits(config: "AppConfig") -> dict[str, bool]:
-    """Return whether the engine's memory on a GPU must be able to be given back."""
+    """Return whether weights change, and the engine's memory on a GPU must be able to be given back."""
     return {"frees_memory": bool(changes_weights(config))}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Return, for each feature of this part, whether the settings turn it on, and words that name the setting."""
+    """Return whether the settings turn this part on, and words that name the setting."""
     said = "rollouts is True" if config.rollouts else "weight_transfer_config is given"
-    return {
-        ROLLOUTS: (bool(changes_weights(config)), said),
-        JOURNAL: (config.rollouts_journal, "rollouts_journal is True"),
-    }
+    return {ROLLOUTS: (bool(changes_weights(config)), said)}
 
 
 def check_settings(config: "AppConfig") -> None:

@@ -83,7 +83,13 @@ async def sleep(fleet: FleetRollouts, level: int | str, mode: str) -> Answer:
     """Free the memory of the KV cache; at level 2 also the memory of the weights."""
     await fleet.ask("check_sleep", int(level))
     await fleet.ask("pause", mode)
-    await fleet.ask("sleep", int(level))
+    try:
+        await fleet.ask("sleep", int(level))
+    except Conflict:
+        if int(level) == 1:  # the other engines have lost nothing, so they do not sleep either
+            await fleet.ask("wake_up")
+            await fleet.ask("pause", "keep")
+        raise
     return {"status": "sleeping"}
 
 

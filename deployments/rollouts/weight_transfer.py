@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from wingbeat.runtime.rollouts.head_update import HeadUpdate
 
 logger = logging.getLogger(__name__)
+_READ = {"files", "checkpoint"}
+"""Fields of `update_info` that name files to read."""
 
 
 class WeightTransfer:
@@ -81,10 +83,10 @@ class WeightTransfer:
     def join(self, info: dict[str, Any], index: int) -> "Future[OperationResult] | None":
         """See `RolloutEngine.init_transfer`."""
         self.check_settled()
-        self.end()
         if self._backend is None:
             if "master_address" in info:
                 raise WeightsRefused("init_info.master_address is given: weight_transfer_config has no such backend")
+            self.end()
             return None
         fields = {"master_address": str, "master_port": int, "rank_offset": int, "world_size": int}
         for name, kind in fields.items():
@@ -93,6 +95,7 @@ class WeightTransfer:
         rank = info["rank_offset"] + index
         if not 0 < rank < info["world_size"]:
             raise WeightsRefused(f"init_info.world_size is {info['world_size']}: engine {index} has rank {rank}")
+        self.end()
         return self._submit(self._join, info, rank)
 
     def start_head(self) -> None:
@@ -147,7 +150,7 @@ class WeightTransfer:
                 with shared as tensors:
                     target.write(tensors.items)
                 return
-            pieces = iter([self._files(info)] if {"files", "checkpoint"} & info.keys() else self._broadcast(info))
+            pieces = iter([self._files(info)] if _READ & info.keys() else self._broadcast(info))
             try:
                 for read in pieces:
                     target.write(read)
@@ -165,7 +168,12 @@ class WeightTransfer:
         (self._head or self._update.weights).check(name, shape, dtype)
 
     def _files(self, info: dict[str, Any]) -> "Callable[[], Iterator[tuple[str, Tensor]]]":
-        if "files" not in info:
+        first, *others = sorted(_READ & info.keys(), reverse=True) + sorted(info.keys() - _READ)
+        if others:
+            raise WeightsRefused(f"update_info.{others[0]} is given with {first}: leave one out")
+        if first == "checkpoint":
+            if info["checkpoint"] is not True:
+                raise WeightsRefused("update_info.checkpoint must be true")
             if self._checkpoint is None:
                 raise WeightsRefused("update_info.checkpoint cannot be read: the weights come from no folder")
             return partial(read_checkpoint, self._checkpoint, self._update.weights)

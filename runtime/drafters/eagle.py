@@ -196,5 +196,5 @@ def build_eagle(
 
     head = load_head(source)
     drafter = EagleDrafter(head, speculation, graph_device_of(options, head.device))
-    drafter.load_head = load_head
+    drafter.load_head, drafter.source, drafter.target = load_head, source, target
     return drafter

@@ -9,6 +9,7 @@ from torch import Tensor
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.head_passes import HeadPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
@@ -21,6 +22,10 @@ class HeadDrafter(StagedDrafter):
     """The head's weights, on the drafter's device."""
     load_head: Callable[[str], Any] | None = None
     """Loads another head from a folder with this head's options; None if swapping is not supported."""
+    source: str = ""
+    """Folder of the head from the settings."""
+    target: TargetDescription | None = None
+    """Verifier whose embedding and output matrix `load_head` uses for heads that have none."""
     hidden: Tensor = torch.zeros(0)
     """State of each slot, for kinds of drafters that keep state; the float type is that of the code that writes the
     state."""

@@ -252,7 +252,8 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     per_seq = 2 + small.speculation.num_nodes // small.block_size
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
-    engine = Engine(loaded, small, needs)
+    # the pool is in torch's memory, because the measurement subtracts the pool from the memory that torch holds
+    engine = Engine(replace(loaded, pool_memory=None), small, needs)
     engine.runner.builder.may_be_lean = False
     # allocated now so that the tables are included in the measurement; otherwise the first request with a penalty
     # would allocate the tables

@@ -1,7 +1,8 @@
 """Swaps a drafter's head for another head of the same shape, between two rounds of the drafter's worker."""
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -24,6 +25,10 @@ class NextHead(NamedTuple):
     """The head module, on the drafter's device."""
     prepared: Any = None
     """The weights converted by `HeadPasses.prepare`; None if the drafter runs torch operations."""
+    source: str = ""
+    """Folder of the head; empty if the head is not loaded again for new rows of the verifier."""
+    num_renewed: int = 0
+    """Number of calls of `HeadSwaps.renew` before the head was loaded."""
 
 
 class OfferedHead(NamedTuple):
@@ -42,6 +47,11 @@ class HeadSwaps(RoundObserver):
         self._next_head: OfferedHead | None = None
         self._trial: OfferedHead | None = None
         """Head that is being swapped in or has not yet answered a round; None if there is no such head."""
+        source = getattr(worker.drafter, "source", "")
+        self._served = OfferedHead(self.version, NextHead(None, source=source), lambda error: None)
+        """Head that was swapped in last."""
+        self._num_renewed = 0
+        self._offering = threading.Lock()
 
     @classmethod
     def of(cls, worker: DraftWorker) -> Self:
@@ -57,7 +67,8 @@ class HeadSwaps(RoundObserver):
 
     def prepare(self, source: str) -> NextHead:
         """See `prepare_head`."""
-        return prepare_head(self._worker.drafter, source)
+        count = self._num_renewed
+        return prepare_head(self._worker.drafter, source)._replace(source=source, num_renewed=count)
 
     def offer(self, version: int, head: NextHead, failed: HeadFailed = lambda error: None) -> None:
         """Draft with another head from the next round on.
@@ -72,7 +83,35 @@ class HeadSwaps(RoundObserver):
             failed: function that is called with the exception if the swap or the first round after the swap fails; the
                 worker raises the exception afterwards.
         """
-        self._next_head = OfferedHead(version, head, failed)
+        with self._offering:
+            self._offer(OfferedHead(version, head, failed))
+
+    def renew(self, rows: Mapping[str, Tensor]) -> bool:
+        """Load the head again with other weights of the verifier, and draft with it from the next round on.
+
+        Returns False if the head holds no copy of these weights.
+
+        Thread-safe.
+
+        Args:
+            rows: embedding and output matrix, or one of the two, by the suffix of the name.
+
+        Raises:
+            ValueError: the errors of `prepare_head`.
+        """
+        target = getattr(self._worker.drafter, "target", None)
+        with self._offering:
+            if target is None or not target.copied & rows.keys():
+                return False
+            target.newer.update(rows)
+            self._num_renewed += 1
+            self._offer(self._next_head or self._served)
+        return True
+
+    def _offer(self, offered: OfferedHead) -> None:
+        if offered.head.source and offered.head.num_renewed != self._num_renewed:
+            offered = offered._replace(head=self.prepare(offered.head.source))
+        self._next_head = offered
 
     @torch.inference_mode()
     def take(self) -> bool:
@@ -82,8 +121,8 @@ class HeadSwaps(RoundObserver):
         """
         if self._next_head is None:
             return False
-        offered, self._next_head = self._next_head, None
-        self._trial = offered
+        self._served = self._trial = offered = self._next_head
+        self._next_head = None
         try:
             take_head(self._worker.drafter, offered.head)
         except Exception as error:
@@ -187,6 +226,8 @@ def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:
         if tensor.shape != others[name].shape or tensor.dtype != others[name].dtype:
             have, want = (f"{one.dtype} {list(one.shape)}" for one in (tensor, others[name]))
             raise ValueError(f"{name} of {source} is {have}, but {want} in the served head")
+        if tensor.data_ptr() == others[name].data_ptr():
+            continue  # the verifier's own tensor, which must not be read while the verifier sleeps
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
             raise ValueError(f"{name} of {source} has values that are not finite")
     if not torch.equal(head.draft_token_ids, served.draft_token_ids):

@@ -4,7 +4,7 @@ loading the model.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,13 @@ class TargetDescription:
     vocab_size: int
     lender: Lender | None = None
     """Function that lends the verifier's weights, which the drafter would otherwise load from the files again."""
+    newer: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    """Weights by suffix that have replaced those of the files since the verifier was loaded."""
+    copied: set[str] = field(default_factory=set, init=False, compare=False)
+    """Suffixes of the weights of which a head holds copies, which therefore miss later changes of the verifier."""
+    _shared: dict[str, Tensor] = field(default_factory=dict, init=False, compare=False)
+    """Lent weights that a head uses. Later heads use the same tensors, because a swap of heads would otherwise copy
+    other numbers into the verifier's memory."""
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, lender: Lender | None = None) -> "TargetDescription":
@@ -116,16 +123,22 @@ class TargetDescription:
         return self.embedding() if self.config.tie_word_embeddings else self._ending(LM_HEAD)
 
     def _ending(self, suffix: str) -> Tensor | None:
+        if suffix in self._shared:
+            return self._shared[suffix]
         names = self._names_ending(suffix)
         if not names:
             return None
+        if suffix in self.newer:
+            self.copied.add(suffix)
+            return self.newer[suffix]
         lent = None if self.lender is None or names[0] in self._read_apart else self.lender(suffix)
-        if lent is None:
-            return self.tensor(names[0])
-        if self._is_of_file(lent, names[0]):
+        if lent is not None and self._is_of_file(lent, names[0]):
             logger.info("the drafter shares the verifier's %s (%.2f GB)", suffix, lent.nbytes / 1e9)
+            self._shared[suffix] = lent
             return lent
-        logger.warning("the drafter loads a copy of its own of %s: the verifier's differs from the file's", names[0])
+        if lent is not None:
+            logger.warning("the drafter loads its own copy of %s: the verifier's differs from the file's", names[0])
+        self.copied.add(suffix)
         return self.tensor(names[0])
 
     def _is_of_file(self, lent: Tensor, name: str) -> bool:

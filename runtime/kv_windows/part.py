@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wingbeat.runtime.config import EngineConfig
-    from wingbeat.runtime.tensor_parallel.ranks import Ranks
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:
         loaded.add(ModelWindows(loaded.layers, loaded.dtype, loaded.device))
 
 
-def extend_shard(loaded: "LoadedModel", ranks: "Ranks", config: "EngineConfig") -> None:
+def extend_shard(loaded: "LoadedModel", ranks: Any, config: "EngineConfig") -> None:
     """Logs that the layers of a divided model keep whole contexts."""
     if any(loaded.windows) and ranks.rank == 0:
         _log_whole("the model is divided among ranks")

@@ -232,5 +232,5 @@ def build_one_pass(
 
     head = load(checkpoint, target, options.dtype, options.device)
     drafter = kind(head, speculation, graph_device_of(options, head.device))
-    drafter.load_head = load_head
+    drafter.load_head, drafter.source, drafter.target = load_head, source, target
     return drafter

@@ -6,13 +6,17 @@ again, and at most one matrix is in memory twice.
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD
 from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear, dense_weight
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.rollouts.current_rows import CurrentRows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUM_NAMED = 3
@@ -33,7 +37,11 @@ class ServedWeights:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model, self._shards = loaded.model, loaded.shards
+        self._rows = cast("CurrentRows | None", loaded.parts.get("rows"))
         model = loaded.model
+        self._ends = {model.get_input_embeddings(): EMBEDDING}
+        if not model.config.get_text_config().tie_word_embeddings:
+            self._ends[model.get_output_embeddings()] = LM_HEAD
         if self._shards is not None and self._shards.problem is not None:
             raise WeightsRefused(self._shards.problem)
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
@@ -77,11 +85,6 @@ class ServedWeights:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    @property
-    def are_whole(self) -> bool:
-        """Whether this process holds whole weights, so that `read` can return them."""
-        return self._shards is None
-
     def names(self) -> list[str]:
         """Returns the names of all weights; only the first name, if several names share a tensor."""
         seen: set[int] = set()
@@ -122,9 +125,10 @@ class ServedWeights:
     @torch.inference_mode()
     def write(self, name: str, value: Tensor) -> None:
         """Writes a converted value in place; the layers use it after `finish`."""
+        for suffix in self._published(name):
+            self._rows.put(suffix, value)
+        self._tell("write", name, value)
         if self._shards is not None:
-            if self._shards.tell is not None:
-                self._shards.tell(name, value)
             value = self._shards.shard_of(name, value)
         for module, attribute in self._places[name]:
             if isinstance(module, Packable) and attribute == "weight":
@@ -137,27 +141,42 @@ class ServedWeights:
     @torch.inference_mode()
     def finish(self) -> None:
         """Makes the layers use the written values."""
-        if self._shards is not None and self._shards.tell is not None:
-            self._shards.tell("", None)
+        self._tell("finish")
         for module in self._model.modules():
             if callable(take := getattr(module, "take_written", None)):
                 take()
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
+        if self._rows is not None:
+            self._rows.publish()
+
+    def _published(self, name: str) -> list[str]:
+        """Returns the suffixes by which drafters know a weight; empty if drafters hold no copies of the weight."""
+        modules = [module for module, attribute in self._places[name] if attribute == "weight"]
+        return [] if self._rows is None else [self._ends[module] for module in modules if module in self._ends]
+
+    def _tell(self, step: str, name: str = "", value: Tensor | None = None) -> None:
+        """Makes the other ranks take a step with their shards."""
+        if self._shards is not None and self._shards.tell is not None:
+            self._shards.tell(step, name, value)
 
     def read(self, name: str) -> Tensor:
         """Returns the value of a weight, in its shape; the result may share memory with the layers."""
+        self._tell("read", name)
         module, attribute = self._places[name][0]
         weight = dense_weight(module) if attribute == "weight" else None
-        return self._parameter(name).data if weight is None else weight
+        weight = self._parameter(name).data if weight is None else weight
+        return weight if self._shards is None else self._shards.whole_of(name, weight)
 
     def save(self, name: str) -> list[Any]:
-        """Returns copies in host memory, from which `restore` restores a weight exactly."""
+        """Returns copies in host memory, from which `restore` restores a weight exactly; other ranks keep their own."""
+        self._tell("save", name)
         return [_save(*place) for place in self._places[name]]
 
     @torch.inference_mode()
     def restore(self, name: str, saved: list[Any]) -> None:
         """Writes back what `save` has returned; the layers use it after `finish`."""
+        self._tell("restore", name)
         for (module, attribute), one in zip(self._places[name], saved, strict=True):
             if isinstance(module, Packable) and attribute == "weight":
                 module.restore(one)
@@ -165,6 +184,8 @@ class ServedWeights:
                 module.write_bias(one)
             else:
                 module.get_parameter(attribute).data.copy_(one)
+        for suffix in self._published(name):
+            self._rows.put(suffix, self.read(name))
 
     def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of each weight's bytes in row-major order, by name."""
@@ -174,7 +195,9 @@ class ServedWeights:
     def scramble(self) -> None:
         """Overwrites every weight with noise, so that users notice a weight that is not written afterwards."""
         for name in self.names():
-            self.write(name, torch.empty_like(self._parameter(name)).normal_(std=_NOISE))
+            own = self._parameter(name)
+            shape = tuple(own.shape) if self._shards is None else self._shards.shape(name, tuple(own.shape))
+            self.write(name, own.new_empty(shape).normal_(std=_NOISE))
 
     def storages(self) -> Iterator[Tensor]:
         """Yields the tensors that hold the weights, one for each storage."""

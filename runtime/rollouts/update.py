@@ -138,6 +138,8 @@ def read_files(paths: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     for path in paths:
         if not Path(path).is_absolute():
             raise WeightsRefused(f"{path} must be an absolute path")
+        if Path(path).exists() and not Path(path).is_file():  # opening a pipe, for example, could wait for ever
+            raise WeightsRefused(f"{path} cannot be read: it is no file")
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - it is no mapping

@@ -57,7 +57,7 @@ class Region:
     """Tensors of a device whose physical memory can be given back and taken again; addresses never change.
 
     Nothing may read or write the tensors while the region is asleep: on a GPU an access would end the process's CUDA
-    context. Regions stay until their process ends.
+    context. Addresses stay reserved until their process ends.
 
     Args:
         driver: the driver's calls; None uses CUDA's driver.
@@ -67,6 +67,8 @@ class Region:
         self._device, self._driver = device, driver or CudaDriver()
         self._chunks: list[_Chunk] = []
         self.is_asleep = False
+        self.is_empty = False
+        """Whether the region has physical memory again that has no contents yet."""
 
     @property
     def num_bytes(self) -> int:
@@ -90,34 +92,39 @@ class Region:
         self._chunks.append(chunk)
         return [tensor_at(chunk.address + begin, size, self._device) for begin, size in zip(begins, sizes, strict=True)]
 
-    def sleep(self, saves: bool) -> None:
-        """Gives the physical memory back; a region that is asleep loses its saved contents if `saves` is False.
-
-        The device must have finished all work on the region.
-
-        Args:
-            saves: whether contents are kept in pinned host memory, for `wake`.
+    def save(self) -> None:
+        """Copies the contents to pinned host memory, for `fill`; does nothing if the region is asleep.
 
         Raises:
-            MemoryError: the host has not enough memory for the contents; the region is awake then.
+            MemoryError: the host has not enough memory for the contents.
         """
-        if not self.is_asleep and saves:
-            try:
-                for chunk in self._chunks:
-                    chunk.save()
-                _synchronize(self._device)
-            except RuntimeError as error:
-                self._forget()
-                raise MemoryError(str(error).partition("\n")[0]) from error
-        if not saves:
-            self._forget()
+        if self.is_asleep:
+            return
+        try:
+            for chunk in self._chunks:
+                chunk.save()
+            synchronize(self._device)
+        except RuntimeError as error:
+            self.forget()
+            raise MemoryError(str(error).partition("\n")[0]) from error
+
+    def forget(self) -> None:
+        """Frees the saved contents."""
+        for chunk in self._chunks:
+            chunk.saved = []
+
+    def unmap(self) -> None:
+        """Gives the physical memory back; does nothing if the region is asleep.
+
+        The device must have finished all work on the region.
+        """
         if not self.is_asleep:
             for chunk in self._chunks:
                 chunk.unmap()
-            self.is_asleep = True
+            self.is_asleep, self.is_empty = True, False
 
-    def wake(self) -> None:
-        """Takes new physical memory and restores the saved contents; memory without saved contents is zero.
+    def map(self) -> None:
+        """Takes new physical memory; does nothing if the region is awake. `fill` must follow, or `unmap`.
 
         Raises:
             CudaError: the device has not enough memory; the region is still asleep then, with its saved contents.
@@ -133,15 +140,23 @@ class Region:
             for chunk in mapped:
                 chunk.unmap()
             raise
+        self.is_asleep, self.is_empty = False, True
+
+    def fill(self) -> None:
+        """Restores the saved contents after `map`; memory without saved contents is zero."""
+        if not self.is_empty:
+            return
         for chunk in self._chunks:
             chunk.restore()
-        _synchronize(self._device)
-        self._forget()
-        self.is_asleep = False
+        synchronize(self._device)
+        self.forget()
+        self.is_empty = False
 
-    def _forget(self) -> None:
-        for chunk in self._chunks:
-            chunk.saved = []
+    def close(self) -> None:
+        """Gives the physical memory back for good; the region's tensors must not be used any more."""
+        synchronize(self._device)
+        self.unmap()
+        self._chunks.clear()
 
 
 class _Chunk:
@@ -180,7 +195,8 @@ class _Chunk:
         yield from tensor_at(self.address, self.num_bytes, self._device).split(HOST_BLOCK_BYTES)
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Waits until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

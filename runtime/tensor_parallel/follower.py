@@ -1,6 +1,6 @@
 """Ranks other than 0. They run the forward passes that rank 0 announces, and have no scheduler, requests or drafter."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.tensor_parallel.graphs import FollowingGraphs
 from wingbeat.runtime.tensor_parallel.group import RankGroup
+from wingbeat.runtime.tensor_parallel.rank_messenger import problem_of
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, unpack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
@@ -56,6 +57,8 @@ class Follower:
         self._model = VerifierModel(loaded)
         self._pool: PoolShape | None = None
         self._cache: KVCache | None = None
+        self._saved: dict[str, Any] = {}
+        """Parts of weights, by name, that the open update has overwritten."""
 
     def follow(self) -> None:
         """Executes rank 0's messages until rank 0 ends; raises the errors of the function `follow`."""
@@ -78,8 +81,12 @@ class Follower:
         columns: dict[type, Any] = {}
         for name, told in message.parts:
             columns |= self._loaded.parts[name].hear(told)
-        if message.written is not None:
-            self._write(*message.written)
+        if message.weight is not None:
+            self._change_weight(*message.weight)
+        elif message.memory is not None:
+            layers = [] if self._cache is None else self._cache.layers
+            change = partial(first_result, "change_memory", self._loaded, layers, *message.memory)
+            self._ranks.agree(problem_of(change))
         elif message.order is not None:
             self._graphs.obey(message.order)
         elif message.observed is not None:
@@ -89,11 +96,20 @@ class Follower:
                 self._use(message.pool)
             self._model(message.rows._replace(caches=self._cache.layers, columns=columns))
 
-    def _write(self, name: str, value: Tensor | None) -> None:
-        if value is None:
+    def _change_weight(self, step: str, name: str, value: Tensor | None) -> None:
+        if step == "finish":
             self._weights.finish()
-        elif name in self._weights:  # the bias of a summed layer exists only on rank 0, so that it is added once
+            self._saved.clear()
+        elif name not in self._weights:  # the bias of a summed layer exists only on rank 0, so that it is added once
+            return
+        elif step == "write":
             self._weights.write(name, value)
+        elif step == "read":
+            self._weights.read(name)
+        elif step == "save":
+            self._saved[name] = self._weights.save(name)
+        else:
+            self._weights.restore(name, self._saved.pop(name))
 
     @cached_property
     def _weights(self) -> Any:
@@ -114,5 +130,6 @@ class Follower:
         self._forget_graphs()
         self._cache = None  # frees the memory before the next pool is allocated
         limits = EngineConfig(num_kv_blocks=pool.num_blocks, block_size=pool.block_size, lower_max_model_len=True)
-        self._cache = KVCache(self._loaded.layers, limits, self._loaded.dtype, self._loaded.device)
+        loaded = self._loaded
+        self._cache = KVCache(loaded.layers, limits, loaded.dtype, loaded.device, loaded.pool_memory)
         self._pool = pool

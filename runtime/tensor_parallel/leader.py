@@ -36,7 +36,7 @@ class Leader(Backend):
         self.ranks = ranks
         self.messenger = RankMessenger(ranks, loaded.parts)
         if loaded.shards is not None:
-            loaded.shards.tell = self.messenger.write
+            loaded.shards.tell, loaded.shards.change_memory = self.messenger.change_weight, self.messenger.change_memory
         self._run = loaded.model.forward
         loaded.model.forward = self._forward
 
@@ -73,7 +73,7 @@ class FollowedCache(KVCache):
     """KV cache of rank 0; its moves are announced to the other ranks."""
 
     def __init__(self, messenger: RankMessenger, loaded: LoadedModel, config: EngineConfig) -> None:
-        super().__init__(loaded.layers, config, loaded.dtype, loaded.device)
+        super().__init__(loaded.layers, config, loaded.dtype, loaded.device, loaded.pool_memory)
         self._messenger = messenger
 
     def own_pools(self) -> None:

@@ -7,11 +7,21 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from wingbeat.runtime.graphs.graph_runner import first_cause
 from wingbeat.runtime.round.rows import NO_COLUMNS, ROWS_KEYWORD, Rows
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import GraphOrder, PoolShape, RoundMessage, pack
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
 from wingbeat.runtime.verifier_errors import BackendLost
+
+
+def problem_of(step: Callable[[], object]) -> str | None:
+    """Runs a function; returns the cause in one line if the function raises an exception, else None."""
+    try:
+        step()
+    except Exception as error:  # Every kind of problem is reported to the other ranks, which wait for the report.
+        return first_cause(error)
+    return None
 
 
 class GraphMessage(NamedTuple):
@@ -88,9 +98,23 @@ class RankMessenger:
         told = tuple((name, part.tell(None)) for name, part in self._parts.items())
         self._say(self._message(told)._replace(order=GraphOrder(step, number)))
 
-    def write(self, name: str, value: Tensor | None) -> None:
-        """Makes the other ranks write their parts of a weight; see `RoundMessage.written`."""
-        self._say(self._message()._replace(written=(name, value)))
+    def change_weight(self, step: str, name: str, value: Tensor | None) -> None:
+        """Makes the other ranks take a step with their parts of a weight; see `RoundMessage.weight`."""
+        self._say(self._message()._replace(weight=(step, name, value)))
+
+    def change_memory(self, step: tuple[str, str, int | str], own: Callable[[], object]) -> str | None:
+        """Makes all ranks take a step of a change of memory; returns the problem of the first rank that could not.
+
+        Args:
+            step: arguments of the hook `change_memory`, which the other ranks call.
+            own: takes the step on this rank.
+
+        Raises:
+            BackendLost: a rank is gone.
+        """
+        with self.in_step():
+            self._say(self._message()._replace(memory=step))
+            return self.ranks.agree(problem_of(own))
 
     @contextmanager
     def learnt(self) -> Iterator[list[GraphMessage]]:

@@ -37,7 +37,7 @@ class GraphOrder(NamedTuple):
 
 
 class RoundMessage(NamedTuple):
-    """Message with a forward pass, with moves only, with a step of a graph, or with a weight."""
+    """Message with a pass, with moves only, with a step of a graph or of a change of memory, or with a weight."""
 
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
@@ -49,10 +49,10 @@ class RoundMessage(NamedTuple):
     rows: Rows | None = None
     """Rows of the pass, without the features' caches, columns and context managers."""
     order: GraphOrder | None = None
-    written: tuple[str, Tensor | None] | None = None
-    """Name and value of a whole weight, of which each rank writes its part; an empty name means that all weights were
-    sent.
-    """
+    weight: tuple[str, str, Tensor | None] | None = None
+    """Step, name and value of a whole weight, of which each rank changes its part; see `WeightShards.tell`."""
+    memory: tuple[str, str, int | str] | None = None
+    """Step of a change of memory that all ranks take; see the hook `change_memory`."""
 
 
 class _Place(NamedTuple):

@@ -58,8 +58,10 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
 class Shards:
     """A rank's parts of the weights. The concatenation of all ranks' parts of a weight is the whole weight."""
 
-    tell: Callable[[str, Tensor | None], None] | None = None
-    """On rank 0: function that makes the other ranks write their parts of a weight."""
+    tell: Callable[[str, str, Tensor | None], None] | None = None
+    """On rank 0: see `RankMessenger.change_weight`."""
+    change_memory: Callable[[tuple[str, str, int | str], Callable[[], object]], str | None] | None = None
+    """On rank 0: see `RankMessenger.change_memory`."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -84,6 +86,13 @@ class Shards:
         if name not in self._places:
             return value
         return value.chunk(self._ranks.size, self._places[name][1])[self._ranks.rank]
+
+    def whole_of(self, name: str, own: Tensor) -> Tensor:
+        """A whole weight, from the ranks' parts; all ranks call this method together."""
+        if name not in self._places:
+            return own
+        dim = self._places[name][1]
+        return self._ranks.gather(own.transpose(dim, -1)).transpose(dim, -1)
 
 
 def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:

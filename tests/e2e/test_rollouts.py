@@ -288,6 +288,28 @@ def test_a_head_comes_with_the_weights(start_app, tmp_path: Path, until):
             assert texts(app) == by_old
 
 
+def test_a_drafter_maps_the_rows_that_the_last_update_has_written(start_app, tmp_path: Path, until):
+    """Its head has no embedding of its own."""
+    folder = pushed_folder(tmp_path / "step-1")
+    *by_new, _ = generated(folder)
+
+    def maps_rows(app: App) -> bool:
+        pid = app.engine()["drafter_pid"]
+        return "memfd:wingbeat-weights" in Path(f"/proc/{pid}/maps").read_text()
+
+    with start_app("rollouts-rows", **GLOO) as app:
+        texts(app)
+        assert not maps_rows(app)
+        update(app, folder)
+        assert texts(app) == by_new
+        until(lambda: maps_rows(app), 30)
+        killed = app.engine()["drafter_pid"]
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: app.engine()["drafter_pid"] != killed and app.engine()["drafter_state"] == "attached", 60)
+        assert texts(app) == by_new
+        until(lambda: maps_rows(app), 30)
+
+
 def test_the_example_trains_and_every_text_is_that_of_plain_decoding(start_app):
     with start_app("rollouts-example", **GLOO) as app:
         command = [sys.executable, "examples/rollouts.py", "--verify", "--steps", "4"]

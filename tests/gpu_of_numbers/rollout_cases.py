@@ -20,7 +20,7 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.rollouts.sleep_memory import open_sleeping
+from wingbeat.runtime.rollouts.device_memory import move
 from wingbeat.runtime.rollouts.update import WeightUpdate
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -71,10 +71,10 @@ def test_graphs_of_before_a_sleep_run_after_it(gpu, monkeypatch, tmp_path, name,
     driver, loaded = HostDriver(), prepare_model(model.to(CUDA), name)
     monkeypatch.setattr(graphs, "BEFORE_REPLAY", [partial(is_missing, driver)])
     before = torch.cuda.memory_allocated()
-    backend = open_sleeping(loaded, driver)
+    move(loaded, driver=driver)
     left = before - torch.cuda.memory_allocated()
     limits = engine_config(SHAPE, max_num_seqs=2, max_model_len=64, max_num_batched_tokens=8, num_kv_blocks=16)
-    held = RolloutEngine(Engine(loaded, limits, DrafterNeeds(), backend=backend))
+    held = RolloutEngine(Engine(loaded, limits, DrafterNeeds()))
     assert left >= sum(one.untyped_storage().nbytes() for one in held._update.weights.storages())
     assert Run(held, PROMPTS, params(False)).finish() == by_old
     graphs_of, awake = held.inner.runner.graphs, driver.physical_bytes

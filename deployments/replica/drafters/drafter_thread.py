@@ -19,6 +19,7 @@ from wingbeat.deployments.replica.engine.build import build_draft_worker
 from wingbeat.deployments.replica.engine.engine_setup import DrafterTerms
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE, attach_channel
+from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.ends import DrafterEnd
@@ -83,13 +84,15 @@ class DrafterThread:
 
         Args:
             terms: contains the convention by which the draft head is read, which is fixed before any channel is
-                attached, and the weights that the drafter borrows from the verifier.
+                attached, the weights that the drafter borrows from the verifier, and where it finds newer weights.
 
         Raises:
             ValueError: the draft head cannot be read by this convention.
         """
         worker = self.worker(terms.loan)
         self._read_as(terms.convention)
+        if terms.rows is not None:
+            runtime_parts.first_result("follow_rows", terms.rows, worker)
         needs = worker.drafter.needs
         if self._config.drafter_device() == "cuda":
             torch.cuda.empty_cache()  # frees memory that loading has left in torch's cache

@@ -15,6 +15,7 @@ from wingbeat.deployments.parts import first_result, hooks, merged
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
+from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
@@ -49,7 +50,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         if config.drafts_in_engine():
             asked = inner.needs(convention, loaded)
         else:
-            asked = ask_needs(DrafterTerms(convention, first_result("lend", config, loaded, OWN_DEVICE)))
+            loan = first_result("lend", config, loaded, OWN_DEVICE)
+            asked = ask_needs(DrafterTerms(convention, loan, runtime_parts.first_result("rows_of", loaded)))
         return first_result("tapped", config, asked, len(loaded.layers)) or asked
 
     try:

@@ -34,6 +34,10 @@ class DrafterTerms(NamedTuple):
     """Weights that the drafter borrows from a verifier on the same GPU, made by the hook `lend`; None if no weights are
     borrowed.
     """
+    rows: Any = None
+    """Where the drafter finds the verifier's embedding and output matrix after an update, made by the runtime's hook
+    `rows_of`; None if the weights do not change.
+    """
 
 
 class AskNeeds(Protocol):

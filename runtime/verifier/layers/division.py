@@ -38,9 +38,14 @@ class Division(Protocol):
 class WeightShards(Protocol):
     """Relation between a process's shards and the whole weights."""
 
-    tell: Callable[[str, Tensor | None], None] | None
-    """Function of the leading process that makes the other processes write their shards of the named weight; a call
-    with a None tensor ends the update. None on the other processes."""
+    tell: Callable[[str, str, Tensor | None], None] | None
+    """Function of the leading process that makes the other processes take a step with their shards of the named weight:
+    write the given whole weight, `finish` an update, `read`, `save` or `restore` the shard. None on the other
+    processes."""
+    change_memory: Callable[[tuple[str, str, int | str], Callable[[], object]], str | None] | None
+    """Function of the leading process that makes all processes take a step together: the other processes call the hook
+    `change_memory` with the tuple, and the leading process calls the given function. Returns the problem of the first
+    process that could not take the step. None on the other processes."""
     problem: str | None
     """Reason why weights cannot be written; None if weights can be written."""
 
@@ -50,4 +55,8 @@ class WeightShards(Protocol):
 
     def shard_of(self, name: str, value: Tensor) -> Tensor:
         """Returns this process's shard of a whole weight."""
+        ...
+
+    def whole_of(self, name: str, own: Tensor) -> Tensor:
+        """Returns a whole weight of which this process has the shard `own`; all processes call this together."""
         ...

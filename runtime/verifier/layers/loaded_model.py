@@ -48,6 +48,8 @@ class LoadedModel:
     """Whether the weights of linear layers are rounded to eight bits."""
     shards: WeightShards | None = None
     """Weight shards of this process; None if the process has the whole weights."""
+    pool_memory: PoolMemory | None = None
+    """Allocates keys and values; see `KVCache`."""
     takes: dict[str, str] = field(default_factory=dict)
     """State of each kind of media span for which the checkpoint has an encoder: `served`, or the reason why the kind is
     not served."""
@@ -130,16 +132,11 @@ class LoadedModel:
         fixed = sum(part.fixed_kv_bytes(config) for part in self.parts.values())
         return config.num_kv_blocks * self.block_bytes(config) + fixed
 
-    def make_cache(self, config: EngineConfig, memory: PoolMemory | None = None) -> KVCache:
-        """Creates the KV cache of an engine; raises like `KVCache`.
-
-        Args:
-            config: a result of `limits`.
-            memory: see `KVCache`.
-        """
-        found = (part.make_cache(config, memory) for part in self.parts.values())
+    def make_cache(self, config: EngineConfig) -> KVCache:
+        """Creates the KV cache of an engine, for a result of `limits`; raises like `KVCache`."""
+        found = (part.make_cache(config, self.pool_memory) for part in self.parts.values())
         cache = next((one for one in found if one is not None), None)
-        return KVCache(self.layers, config, self.dtype, self.device, memory) if cache is None else cache
+        return KVCache(self.layers, config, self.dtype, self.device, self.pool_memory) if cache is None else cache
 
     def manage_blocks(self, config: EngineConfig, cache: KVCache) -> BlockManager:
         """Creates the block manager, including the bookkeeping of what is kept for cached blocks beside their KV.

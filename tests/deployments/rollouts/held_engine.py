@@ -21,6 +21,9 @@ from tests.runtime.models import (
 from tests.runtime.rollouts.test_served_weights import moved, values_of
 from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
 from wingbeat.deployments.rollouts.wire import OperationResult
+from wingbeat.kernels.cuda_driver import CudaError
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.rollouts.sleep_memory import SleepMemory
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -29,13 +32,30 @@ NUM_TOKENS = 30
 NEW = values_of(moved(random_model("llama")))
 
 
+class Card(SleepMemory):
+    """Memory of an engine on a GPU, which others may have filled."""
+
+    host_is_full = is_full = False
+
+    def prepare(self, change: str, what: int | str) -> None:
+        if self.host_is_full and change == "sleep":
+            raise MemoryError("CUDA error: out of memory")
+        if self.is_full and what == "kv_cache":
+            raise CudaError("cuMemCreate failed: out of memory (CUresult 2)")
+
+    def carry_out(self, change: str, what: int | str) -> None:
+        pass
+
+
 class Held:
     """An engine and the outputs of its requests."""
 
-    def __init__(self, drafted: bool = False, **options: Any) -> None:
-        loaded = prepare_model(random_model("llama"), "llama")
-        drafter = eagle_drafter(loaded, TREE) if drafted else None
-        self.engine = RolloutEngine(new_engine(loaded, engine_config(TREE), drafter), **options)
+    def __init__(self, drafted: bool = False, inner: Engine | None = None, **options: Any) -> None:
+        if inner is None:
+            loaded = prepare_model(random_model("llama"), "llama")
+            drafter = eagle_drafter(loaded, TREE) if drafted else None
+            inner = new_engine(loaded, engine_config(TREE), drafter)
+        self.engine = RolloutEngine(inner, **options)
         self.operations: dict[str, Callable[..., Any]] = self.engine.operations()
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, RequestOutput] = {}

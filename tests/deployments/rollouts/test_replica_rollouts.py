@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from safetensors.torch import load_file
 
@@ -13,8 +14,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.refused_models.cluster_memory import ClusterMemory
 from wingbeat.deployments.rollouts import replica_rollouts
 from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
-from wingbeat.deployments.rollouts.shared_tensors import shared_file
 from wingbeat.deployments.rollouts.wire import Finished, OperationResult
+from wingbeat.runtime.rollouts.shared_tensors import shared_file
 
 
 class Memory(ClusterMemory):
@@ -157,6 +158,42 @@ def test_tensors_reach_the_engine_in_shared_memory():
         assert client.files["b"].tolist() == [1.0] * 3
         told = await replica.run("update_weights", tensors={"a": torch.ones(2, dtype=torch.int64)})
         assert told.refused == "a is int64: weights are floats"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        (3, "tensors must be given by name, and not as int"),
+        ({"a": object()}, "a is no tensor of numbers: Could not infer dtype of object"),
+        ({"a": [[1.0], [1.0, 2.0]]}, "a is no tensor of numbers: expected sequence of length 1"),
+        ({"a": torch.ones(2, device="meta")}, "a is no tensor of numbers: Cannot copy out of meta tensor"),
+        ({"a": torch.eye(2).to_sparse()}, "a is no tensor of numbers: "),
+    ],
+    ids=["number", "object", "ragged", "meta", "sparse"],
+)
+def test_what_a_replica_refuses_leaves_its_engine_closed_and_its_update_open(tensors: Any, reason: str):
+    async def test() -> None:
+        replica, client = await started({})
+        client.answers["start_update"] = client.answers["is_paused"] = OperationResult(True, serves=False, is_open=True)
+        await replica.run("start_update")
+        told = await replica.run("update_weights", tensors=tensors)
+        assert told.refused.startswith(reason)
+        assert (told.value, client.takes) == (None, False)
+        assert replica._silence is not None, "nothing would end the update"
+
+    run(test())
+
+
+def test_references_that_cannot_be_fetched_are_refused():
+    async def test() -> None:
+        async def gone() -> None:
+            raise ray.exceptions.ObjectLostError("ab" * 14, None, "")
+
+        replica, _ = await started({})
+        told = await replica.run("update_weights", tensors=gone())
+        assert told.refused.startswith("tensors cannot be fetched: ")
 
     run(test())
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.deployments.rollouts.held_engine import NEW, NUM_TOKENS, PROMPTS, Held
+from tests.deployments.rollouts.held_engine import NEW, NUM_TOKENS, PROMPTS, Card, Held
 from tests.runtime.models import engine_config, greedy_params, new_engine, random_model
 from tests.runtime.rollouts.test_served_weights import moved
 from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
 from wingbeat.deployments.rollouts.trainer import _free_port
 from wingbeat.deployments.rollouts.wire import OperationResult
-from wingbeat.kernels.cuda_driver import CudaError
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
 from wingbeat.runtime.rollouts.sleep_memory import FixedMemory
 from wingbeat.runtime.scheduling.request import FinishReason, Request
@@ -199,22 +198,6 @@ def test_weights_that_slept_have_to_come_again():
     assert held.tell("weight_checksums").conflict == "the weights are being updated"
 
 
-class Card:
-    """Memory of an engine on a GPU, which others may have filled."""
-
-    problem = None
-    host_is_full = is_full = False
-
-    def free(self, level: int) -> set[str]:
-        if self.host_is_full:
-            raise MemoryError("CUDA error: out of memory")
-        return {"weights", "kv_cache"}
-
-    def restore(self, tag: str) -> None:
-        if self.is_full and tag == "kv_cache":
-            raise CudaError("cuMemCreate failed: out of memory (CUresult 2)")
-
-
 def test_a_card_without_room_leaves_the_engine_asleep_and_a_host_without_room_awake(by_old):
     held, card = Held(), Card()
     held.engine._memory = card
@@ -256,10 +239,19 @@ def test_a_drafter_that_comes_during_a_sleep_is_attached_at_its_end(monkeypatch:
     assert held.engine.drafter_state == "none"
     held.engine.attach_drafter("second")
     held.do("wake_up", ["weights"])
+    held.run()
     assert attached == []
     held.do("wake_up")
+    held.run()
     held.engine.attach_drafter("third")
     assert attached == ["second", "third"]
+    held.do("start_update")
+    held.engine.attach_drafter("fourth")
+    held.run()
+    assert attached == ["second", "third"]
+    held.do("abandon_update")
+    held.run()
+    assert attached == ["second", "third", "fourth"]
 
 
 def packed(most: int) -> list[torch.Tensor]:

@@ -1,49 +1,26 @@
 """vLLM's rollout routes over engines of this process: errors are named and change no text."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pydantic import SecretStr
 from safetensors.torch import save_file
 
-from tests.deployments.http_world import FakePool, call
-from tests.deployments.rollouts.held_engine import NEW, NUM_TOKENS, PROMPTS, Held
+from tests.deployments.http_world import call
+from tests.deployments.rollouts.held_engine import NEW, NUM_TOKENS, PROMPTS, Card, Held
+from tests.deployments.rollouts.rollout_fleet import (
+    OUT_OF_ORDER,
+    UNFIT,
+    Fleet,
+    ask,
+    check_out_of_order,
+    check_unfit,
+    in_eight_bits,
+)
+from tests.needs import needs
 from tests.runtime.models import random_model
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.fleet.every_engine import EveryEngine
-
-SERVED = {"rollouts": True}
-
-
-class Fleet(FakePool):
-    """Two engines; one may be gone."""
-
-    def __init__(self, checkpoint: Path | None = None) -> None:
-        super().__init__()
-        self.held = {name: Held(backend="gloo", checkpoint=checkpoint) for name in "ab"}
-        self.gone: set[str] = set()
-        self.weights: dict[str, str] = {}
-        self.every_engine = EveryEngine(self._call, lambda: list(self.held))
-        self.engine_ids = frozenset(self.held)
-
-    async def _call(self, engine_id: str, name: str, *, works: bool = False, **asked: Any) -> Any:
-        assert (name, asked["operation"], works) == ("ask", "rollouts", True)
-        given = asked["arguments"]
-        if engine_id in self.gone:
-            raise ConnectionError(f"{engine_id} is gone")
-        if "weights" in given:
-            self.weights[engine_id] = given["weights"]
-        return self.held[engine_id].tell(given["name"], *given["arguments"])
-
-    def texts(self) -> list[list[list[int]]]:
-        found = []
-        for held in self.held.values():
-            held.add()
-            found.append(held.run().texts())
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +44,6 @@ def fleet(checkpoint: Path) -> Fleet:
 def file(tmp_path: Path) -> str:
     save_file(NEW, tmp_path / "new.safetensors")
     return str(tmp_path / "new.safetensors")
-
-
-def ask(fleet: Fleet, path: str, body: dict | bytes | None = None, **more: Any):
-    return call(fleet, path, body, of_parts=SERVED, **more)
 
 
 def test_a_step_as_vllm_s_own_client_takes_it(fleet: Fleet, file: str, by_old):
@@ -261,32 +234,39 @@ def test_what_is_wrong_is_named_and_changes_nothing(steady: Fleet, by_old, what:
     assert steady.texts() == [by_old] * 2
 
 
-UNFIT: dict[str, tuple[Callable[[dict], dict], str]] = {
-    "another name": (lambda new: {"model.layers.9.mlp.up_proj.weight": new["model.norm.weight"]}, "model.layers.9"),
-    "a shape": (lambda new: new | {"model.norm.weight": new["model.norm.weight"][:-1].clone()}, "model.norm.weight"),
-    "NaN": (lambda new: new | {"lm_head.weight": new["lm_head.weight"] * torch.nan}, "lm_head.weight"),
-    "infinity": (lambda new: new | {"lm_head.weight": new["lm_head.weight"] * torch.inf}, "lm_head.weight"),
-    "integers": (lambda new: new | {"model.norm.weight": new["model.norm.weight"].long()}, "model.norm.weight"),
-    "a transposed matrix": (
-        lambda new: (
-            new | {"model.layers.0.mlp.up_proj.weight": new["model.layers.0.mlp.up_proj.weight"].t().contiguous()}
-        ),
-        "model.layers.0.mlp.up_proj.weight",
-    ),
-}
-"""Changes that make tensors unfit, and the tensor that the answer names."""
+@pytest.fixture(scope="module", params=["plain", pytest.param("eight bits", marks=needs("cpu"))])
+def any_weights(request: pytest.FixtureRequest, checkpoint: Path) -> tuple[Fleet, list]:
+    """Engines whose weights are packed or not, and their texts."""
+    fleet = Fleet(checkpoint) if request.param == "plain" else in_eight_bits(checkpoint)
+    return fleet, fleet.texts()
+
+
+@pytest.mark.parametrize("what", OUT_OF_ORDER)
+def test_calls_in_a_wrong_order_are_named_and_change_no_text(any_weights, what: str):
+    fleet, texts = any_weights
+    check_out_of_order(fleet, what)
+    assert fleet.texts() == texts
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_tensors_that_do_not_fit_leave_the_old_ones(fleet: Fleet, by_old, tmp_path: Path, what: str):
-    spoil, name = UNFIT[what]
-    save_file(spoil(dict(NEW)), tmp_path / "bad.safetensors")
-    assert ask(fleet, "/start_weight_update").status_code == 200
-    answer = ask(fleet, "/update_weights", {"update_info": {"files": [str(tmp_path / "bad.safetensors")]}})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith(name)
-    assert ask(fleet, "/abort_weight_update").status_code == 200
-    assert fleet.texts() == [by_old] * 2
+def test_tensors_that_do_not_fit_leave_the_old_ones(any_weights, tmp_path: Path, what: str):
+    fleet, texts = any_weights
+    check_unfit(fleet, tmp_path, NEW, what)
+    assert fleet.texts() == texts
+
+
+def test_no_engine_sleeps_where_another_has_no_room(fleet: Fleet, by_old):
+    """They wake up again, and stay paused with the requests that they have kept."""
+    fleet.held["b"].engine._memory = card = Card()
+    card.host_is_full = True
+    for held in fleet.held.values():
+        held.add("kept")
+        held.run(3)
+    assert ask(fleet, "/sleep?level=1&mode=keep").status_code == 409
+    assert not any(held.do("is_sleeping") for held in fleet.held.values())
+    assert all(held.do("is_paused") for held in fleet.held.values())
+    ask(fleet, "/resume")
+    assert [held.run().texts("kept") for held in fleet.held.values()] == [by_old] * 2
 
 
 def test_two_trainers_at_once_and_an_update_during_a_sleep_are_refused(fleet: Fleet, by_old):

@@ -21,10 +21,6 @@ def test_vllm_s_switch_implies_them():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (
-            {"rollouts": True, "rollouts_journal": True, "tensor_parallel_size": 2},
-            "rollouts_journal is True and tensor_parallel_size is 2: each rank holds only a part of each weight",
-        ),
         ({"rollouts": True, "engine_factory": "a:b"}, "a user's engine manages its own weights"),
         ({"rollouts": True, "recording_dir": "/tmp/r"}, "rollouts and recording_dir are both given"),
         ({"rollouts": True, "prefix_dir": "/tmp/r"}, "stored data would belong to weights that change"),

@@ -11,6 +11,19 @@ from wingbeat.runtime.rollouts.virtual_memory import ALIGNMENT_BYTES, Region
 HOST = torch.device("cpu")
 
 
+def sleep(region: Region, saves: bool) -> None:
+    if saves:
+        region.save()
+    else:
+        region.forget()
+    region.unmap()
+
+
+def wake(region: Region) -> None:
+    region.map()
+    region.fill()
+
+
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
     monkeypatch.setattr(virtual_memory, "HOST_BLOCK_BYTES", 1 << 15)  # several blocks in a piece
@@ -25,16 +38,16 @@ def test_contents_come_back_to_the_same_addresses_in_other_memory(driver: HostDr
     expected, addresses = [one.clone() for one in tensors], [one.data_ptr() for one in tensors]
     assert all(address % ALIGNMENT_BYTES == 0 for address in addresses)
     assert driver.physical_bytes == region.num_bytes == 3 * HostDriver.GRANULARITY
-    region.sleep(saves=True)
+    sleep(region, saves=True)
     assert driver.physical_bytes == 0
     assert all(map(driver.is_missing, addresses))
-    region.sleep(saves=True)  # once more, which changes nothing
+    sleep(region, saves=True)  # once more, which changes nothing
     del driver.calls[:]
-    region.wake()
+    wake(region)
     assert driver.calls == ["create", "map"] * 2
     assert [one.data_ptr() for one in tensors] == addresses
     assert all(map(torch.equal, tensors, expected))
-    region.wake()
+    wake(region)
     assert driver.calls == ["create", "map"] * 2
 
 
@@ -44,21 +57,21 @@ def test_memory_without_saved_contents_is_zero(driver: HostDriver, levels: list[
     [one] = region.allocate([100_000])
     one.fill_(7)
     for saves in levels:
-        region.sleep(saves)
-    region.wake()
+        sleep(region, saves)
+    wake(region)
     assert not one.any()
 
 
 def test_a_card_that_others_have_filled_leaves_the_region_asleep_with_its_contents(driver: HostDriver):
     region = Region(HOST, driver)
     first, second = region.allocate([10])[0].fill_(1), region.allocate([10])[0].fill_(2)
-    region.sleep(saves=True)
+    sleep(region, saves=True)
     driver.total_bytes = HostDriver.GRANULARITY
     with pytest.raises(CudaError, match="cuMemCreate failed: out of memory"):
-        region.wake()
+        wake(region)
     assert (driver.physical_bytes, region.is_asleep) == (0, True)
     driver.total_bytes *= 2
-    region.wake()
+    wake(region)
     assert (first.unique().tolist(), second.unique().tolist()) == ([1], [2])
 
 
@@ -75,12 +88,12 @@ def test_a_host_without_room_leaves_the_region_awake(driver: HostDriver, monkeyp
 
     monkeypatch.setattr(torch, "empty", empty)
     with pytest.raises(MemoryError, match=r"^CUDA error: out of memory$"):
-        region.sleep(saves=True)
+        sleep(region, saves=True)
     assert not region.is_asleep
     assert one.unique().tolist() == [7]
-    region.sleep(saves=False)
+    sleep(region, saves=False)
     monkeypatch.undo()
-    region.wake()
+    wake(region)
     assert not one.any(), "and no part of what was saved"
 
 

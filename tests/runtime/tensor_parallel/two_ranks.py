@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -51,11 +51,13 @@ class SecondRank:
         limits: EngineConfig | None = None,
         graph_device: GraphDevice | None = None,
         ops: dict[str, LayerOps] | None = None,
+        before: Callable[[], object] | None = None,
     ) -> None:
         """Be a rank of a group: rank 1 until rank 0 ends it, rank 0 until it has loaded, when it is killed.
 
         Args:
             ops: steps of fused layers, by type of device.
+            before: called in the rank's process first.
         """
         if self._process is None:
             context = multiprocessing.get_context("forkserver")
@@ -64,7 +66,12 @@ class SecondRank:
             self._process = context.Process(target=_serve, args=(other,), daemon=True)
             self._process.start()
             other.close()
-        self._pipe.send((group, folder, rank, EngineConfig() if limits is None else limits, graph_device, ops or {}))
+        limits = EngineConfig() if limits is None else limits
+        self._pipe.send((group, folder, rank, limits, graph_device, ops or {}, before))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def last_words(self) -> str | None:
         """Error that ended rank 1; None where rank 0 ended it."""
@@ -85,8 +92,10 @@ class SecondRank:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
-        group, folder, rank, limits, graph_device, fused.OPS = pipe.recv()
+        group, folder, rank, limits, graph_device, fused.OPS, before = pipe.recv()
         try:
+            if before is not None:
+                before()
             if rank == 0:
                 lead(group, folder, stored(folder), DEVICE, limits)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -106,16 +115,18 @@ def led_model(
     ends: bool = True,
     graph_device: GraphDevice | None = None,
     ops: dict[str, LayerOps] | None = None,
+    before: Callable[[], object] | None = None,
 ) -> Iterator[Led]:
     """Rank 0 of a model over two ranks, which this ends.
 
     Args:
         graph_device: of rank 1.
         ops: of rank 1; those of this process where None.
+        before: see `SecondRank.join`.
     """
     model.save_pretrained(folder)
     group = RankGroup(folder / "ranks", 2)
-    second.join(group, folder, limits=limits, graph_device=graph_device, ops=ops or fused.OPS)
+    second.join(group, folder, limits=limits, graph_device=graph_device, ops=ops or fused.OPS, before=before)
     try:
         led = lead(group, folder, stored(folder), DEVICE, limits)
         yield led

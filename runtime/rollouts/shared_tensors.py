@@ -10,6 +10,8 @@ import torch
 
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 _ALIGNMENT = 8
+NAME = "wingbeat-weights"
+"""Name of the files, which `/proc` shows."""
 
 
 @contextmanager
@@ -20,26 +22,52 @@ def shared_file(tensors: Mapping[str, Any]) -> Iterator[str]:
         tensors: torch tensors or numpy arrays, by name.
 
     Raises:
-        TypeError: a value is neither a torch tensor nor a numpy array, or its dtype is not a floating-point dtype.
+        TypeError, OSError: the errors of `memory_file`.
+    """
+    fd = memory_file(tensors)
+    try:
+        yield path_of(fd)
+    finally:
+        os.close(fd)
+
+
+def path_of(fd: int) -> str:
+    """Path by which other processes of the machine open a file of this process."""
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def memory_file(tensors: Mapping[str, Any]) -> int:
+    """Writes tensors to a new safetensors file in memory; returns the descriptor of the file.
+
+    Args:
+        tensors: torch tensors or numpy arrays, by name.
+
+    Raises:
+        TypeError: a value is no dense tensor or numpy array of floats.
         OSError: there is not enough memory for a copy.
     """
     held, header, end = [], {}, 0
     for name, value in tensors.items():
-        tensor = torch.as_tensor(value).detach().cpu().contiguous()
+        try:
+            tensor = torch.as_tensor(value).detach().cpu().contiguous()
+            numbers = tensor.view(-1)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name} is no tensor of numbers: {str(error).partition(chr(10))[0]}") from None
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}: weights are floats")
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, 0]}
         header[name]["data_offsets"][1] = end = end + tensor.nbytes
-        held.append(tensor.view(-1).view(torch.uint8).numpy())
+        held.append(numbers.view(torch.uint8).numpy())
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    fd = os.memfd_create("wingbeat-weights")
+    fd = os.memfd_create(NAME)
     try:
         for part in (len(text).to_bytes(8, "little"), text, *held):
             _write(fd, memoryview(part))
-        yield f"/proc/{os.getpid()}/fd/{fd}"
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
 
 
 def _write(fd: int, part: memoryview) -> None:
