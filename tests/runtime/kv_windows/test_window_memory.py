@@ -1,4 +1,4 @@
-"""The same memory holds more tokens, and the line about KV memory tells how much is saved."""
+"""A memory budget holds more tokens, and the line about KV memory names the memory saved."""
 
 import logging
 from dataclasses import replace
