@@ -43,7 +43,7 @@ def arguments(num_rows: int, size: int, dim: int, dtype: torch.dtype, *, as_tree
 
 
 def moved(given):
-    """The same arguments in memory of their own on the device."""
+    """Arguments in memory of their own on the device."""
 
     def there(part):
         if isinstance(part, torch.Tensor):
