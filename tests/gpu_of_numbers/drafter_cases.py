@@ -109,7 +109,8 @@ def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeyp
     assert captured.failed == []
     assert not captured.eager_runs
     proposals = {Stage.DRAFT_PROPOSAL: 3, Stage.DRAFT_RULED: 2} if hooks("draft_rules") else {Stage.DRAFT_PROPOSAL: 5}
-    assert captured.replays == {**proposals, Stage.DRAFT_ACCEPT: 1}
+    replays = {stage: count for stage, count in captured.replays.items() if stage != Stage.DRAFT_PREFILL}
+    assert replays == {**proposals, Stage.DRAFT_ACCEPT: 1}
 
 
 def _moved(value: Any) -> Any:

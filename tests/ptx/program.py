@@ -46,6 +46,8 @@ class Program:
         self.special = self._take(len(SPECIAL))
         self.parameters = self._take(len(self._text.parameters))
         self._constants: dict[int, int] = {}
+        self._addresses: dict[int, list[int]] = {}
+        """Parameters by the register that holds their address: one, or two and the predicate that selects the first."""
         lines = []
         for number, statement in enumerate(self._text.statements):
             lines.append(self._line(statement) if number not in without else program_line("run", "nothing"))
@@ -146,11 +148,18 @@ class Program:
             parts = parts_of(to)
             outs = [-1 if part == "_" else self._register(it, part).index for part in parts]
             return "unpack", [self._value(it, source, width), *outs], [width // len(parts)]
+        if source in self._text.parameters:
+            self._addresses[self._out(it, 0)] = [self.parameters + self._text.parameters.index(source)]
+            return "nothing", [], []
         name = "mov.pred" if it.opcode[-1] == "pred" else f"mov.u{width}"
         return name, [self._out(it, 0), self._value(it, source, width)], []
 
     def _select(self, it: Statement) -> tuple[str, list[int], list[int]]:
         width = bits_of(it.opcode[-1])
+        places = [self._address_in(it, text) for text in it.operands[1:3]]
+        if all(len(place) == 1 for place in places):
+            self._addresses[self._out(it, 0)] = [*places[0], *places[1], self._value(it, it.operands[3], 8)]
+            return "nothing", [], []
         values = [self._value(it, text, width) for text in it.operands[1:3]]
         return f"selp.u{width}", [self._out(it, 0), *values, self._value(it, it.operands[3], 8)], []
 
@@ -183,10 +192,11 @@ class Program:
         outs = [self._register(it, text) for text in parts_of(it.operands[0])]
         if space == "param":
             name = it.operands[1].strip("[] ")
-            if name not in self._text.parameters or len(outs) > 1:
+            selected = self._address_in(it, name)
+            if (name not in self._text.parameters and not selected) or len(outs) > 1:
                 raise PtxError(f"unknown: {it.text}")
-            source = self.parameters + self._text.parameters.index(name)
-            return f"mov.u{bits_of(kind)}", [outs[0].index, source], []
+            source = selected or [self.parameters + self._text.parameters.index(name)]
+            return f"{'selp' if len(source) > 1 else 'mov'}.u{bits_of(kind)}", [outs[0].index, *source], []
         base, offset = self._address(it, it.operands[1], space)
         numbers = [offset, bits_of(kind) // 8, kind[0] == "s", outs[0].width // 8]
         return f"ld.{space}", [*(out.index for out in outs), base], [int(number) for number in numbers]
@@ -298,8 +308,14 @@ class Program:
             raise PtxError(f"no register {name}: {it.text}")
         return it.registers[name]
 
+    def _address_in(self, it: Statement, text: str) -> list[int]:
+        """The parameters whose address an operand holds; empty for other operands."""
+        return self._addresses.get(it.registers[text].index, []) if text in it.registers else []
+
     def _value(self, it: Statement, text: str, width: int) -> int:
         """The register of an operand, or that of its constant."""
+        if self._address_in(it, text):
+            raise PtxError(f"{text} is the address of a parameter: {it.text}")
         if text in it.registers:
             return it.registers[text].index
         if text in SPECIAL:

@@ -149,6 +149,23 @@ def test_copies_need_not_be_there_before():
     assert not all(found)
 
 
+SELECTED = (
+    "mov.b32 %r3, p0; mov.b32 %r4, p1; setp.lt.u32 %p1, %r1, 7; selp.b32 %r5, %r3, %r4, %p1; ld.param.b64 %rd7, [%r5];"
+)
+
+
+def test_a_parameter_is_loaded_from_the_address_that_was_selected():
+    out = run(
+        f"{SELECTED} sub.s64 %rd8, %rd7, %rd2; setp.ne.s64 %p2, %rd8, 0; selp.b32 %r6, 1, 0, %p2;"
+        "st.global.b32 [%rd6], %r6;",
+        WORDS,
+        empty(32),
+    )
+    assert out.tolist() == [1] * 7 + [0] * 25
+    with pytest.raises(PtxError, match="%r5 is the address of a parameter"):
+        run(f"{SELECTED} add.s32 %r6, %r5, 1;", WORDS, empty(32))
+
+
 FAULTS = {
     "outside of every tensor": "ld.global.b32 %r3, [%rd4+4096];",
     "misaligned global": "ld.global.b64 %rd7, [%rd4+2];",
