@@ -1,7 +1,7 @@
 """Makes a drafter load its head again whenever its verifier's embedding or output matrix has changed."""
 
 import logging
-import os
+import os.path
 import struct
 import threading
 import time

@@ -73,9 +73,9 @@ def test_a_model_by_our_products_passes_its_trial(monkeypatch):
             for product in products:
                 product.own = (True,) * len(ROWS)
 
-    def counted(rows, weight, bias, total, counters, gated, run=module.few_rows_product):
+    def counted(rows, weight, bias, total, counters, gated, norm, by=module.few_rows_product):
         calls.append((total is not None, gated))
-        return run(rows, weight, bias, total, counters, gated)
+        return by(rows, weight, bias, total, counters, gated, norm)
 
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
     monkeypatch.setattr("wingbeat.runtime.fused.layers.choose_products", take_ours)

@@ -50,6 +50,7 @@ def test_a_budget_holds_several_times_the_tokens(caplog, num_seqs, budget, times
     loaded, budget = gemma_270m(), budget * MIB
     limits = replace(LIMITS, max_num_seqs=num_seqs, kv_cache_memory_bytes=budget)
     whole = fit_to_memory(loaded, limits, DrafterNeeds())
+    caplog.clear()
     with windowed(loaded), caplog.at_level(logging.INFO, memory.__name__):
         settled = fit_to_memory(loaded, limits, DrafterNeeds())
         assert loaded.kv_bytes(settled) <= budget
@@ -65,6 +66,7 @@ def test_a_budget_holds_several_times_the_tokens(caplog, num_seqs, budget, times
 def test_whole_contexts_stay_where_windows_of_all_sequences_take_more(caplog):
     loaded, limits = gemma_270m(), replace(LIMITS, max_num_seqs=64)
     whole = fit_to_memory(loaded, limits, DrafterNeeds())
+    caplog.clear()
     with windowed(loaded), caplog.at_level(logging.INFO, memory.__name__):
         settled = fit_to_memory(loaded, limits, DrafterNeeds())
         assert type(loaded.make_cache(loaded.limits(settled))).__name__ == "KVCache"

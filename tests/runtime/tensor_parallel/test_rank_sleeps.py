@@ -100,10 +100,13 @@ def held(
     before=None,
     checkpoint=None,
     keeps_journal: bool = False,
+    backend: str | None = None,
     **limits,
 ) -> Iterator[Held]:
     with led_model(second, model, folder, engine_config(**limits), ends=ends, before=before) as led:
-        one = Held(inner=led_engine(led, led.limits), checkpoint=checkpoint, keeps_journal=keeps_journal)
+        one = Held(
+            inner=led_engine(led, led.limits), checkpoint=checkpoint, keeps_journal=keeps_journal, backend=backend
+        )
         one.led = led
         yield one
 
@@ -289,7 +292,7 @@ def test_an_engine_ends_with_a_rank_that_is_gone(name: str, how: int, second, tm
 def test_wrong_calls_are_named_and_change_no_text_of_ranks(second, tmp_path: Path, texts):
     checkpoint = tmp_path / "checkpoint"
     MODEL.save_pretrained(checkpoint)
-    with held(second, tmp_path / "model", checkpoint=checkpoint) as one:
+    with held(second, tmp_path / "model", checkpoint=checkpoint, backend="gloo") as one:
         fleet = Fleet(held={"a": one})
         for what in OUT_OF_ORDER:
             check_out_of_order(fleet, what)

@@ -20,7 +20,7 @@ LENS = (29, 3, 17, 41)
 COUNTS = (1, 3, 2, 4)
 DELTAS = (2, 5, 0, 7)
 """By how much more tokens behind images are rotated."""
-GRIDS = EngineEncoder(pixels=(4,), num_axes=3, merge=2)
+GRIDS = EngineEncoder(shape=(4,), num_axes=3, merge=2)
 """A vision encoder whose images have rows and columns."""
 TREES = {"tree": (-1, -1, 0, 0, 2, 3), "chain": (-1, 0, 1, 2, 3, 4)}
 """Parents of drafted nodes; -1 is the root."""

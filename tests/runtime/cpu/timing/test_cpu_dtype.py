@@ -25,6 +25,7 @@ EXACT, ROUNDED = torch.float32, torch.bfloat16
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cpu_dtype, "has_bfloat16_units", lambda: True)
     random_model("llama").to(ROUNDED).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
