@@ -160,7 +160,7 @@ FEATURES = {
             *("tests/runtime/cpu/grammar/test_certain_alone.py", "tests/runtime/cpu/one_pass/test_one_pass_growth.py"),
             *("tests/runtime/host_counts.py", "tests/runtime/test_host_counts.py", "tests/e2e/test_page_troubles.py"),
             *("tests/e2e/test_gpu_first.py", "benchmarks/load_sweep.py", "benchmarks/never_loses.py"),
-            "tests/runtime/deferral",
+            *("tests/runtime/deferral", "tests/deployments/learning/test_weak_head.py"),
         ),
         words=("'trees': 'adaptive'", "'shape': 'adaptive'", "'adaptive': True", "graphs of a verifier"),
     ),

@@ -5,12 +5,14 @@ import time
 
 import pytest
 
+from tests.runtime.adaptive.losing_policy import know_costs
 from tests.runtime.fitted_pair import fitted_pair
 from tests.runtime.learning.test_head_swap import changed
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.learning.folder import ledger_of
 from wingbeat.deployments.replica.engine.build import build_setup
+from wingbeat.runtime.adaptive.curves import PassCurve
 from wingbeat.runtime.engine_checks.self_test import BadDrafterError
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
@@ -45,7 +47,10 @@ def written(engine):
     return tokens
 
 
-def test_a_weak_head_that_learns_starts_hardly_drafts_and_gives_way_to_a_better_one(weak, tmp_path, caplog):
+def test_a_weak_head_that_learns_starts_hardly_drafts_and_gives_way_to_a_better_one(
+    weak, tmp_path, caplog, monkeypatch
+):
+    know_costs(monkeypatch, PassCurve((1, 4, 16), (1e-3, 2e-3, 4e-3)))
     engine, test, ledger = started(weak, tmp_path)
     assert not test.passed
     assert "serving with it anyway" in caplog.text
