@@ -39,8 +39,10 @@ class RowsFollower:
 
     def look(self) -> bool:
         """Loads the head with the current rows if these are new; returns whether the drafter will use such a head."""
+        version = self._seen
         try:
-            if (version := self._told()[1]) == self._seen:
+            version = self._told()[1]
+            if version == self._seen:
                 return False
             rows, self._seen = self._rows()
             return self._swaps.renew(rows)

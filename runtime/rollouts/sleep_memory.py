@@ -60,8 +60,8 @@ class SleepMemory:
         """Gives back what `prepare` has taken."""
 
     def carry_out(self, change: str, what: int | str) -> None:
-        """Makes a prepared change."""
-        raise NotImplementedError
+        """Makes a prepared change; never called if there is a `problem`."""
+        raise RuntimeError(self.problem)
 
     def _change(self, change: str, what: int | str) -> None:
         self.prepare(change, what)

@@ -105,6 +105,17 @@ def test_a_head_after_an_update_is_the_one_that_a_checkpoint_of_the_new_weights_
     assert not world.look()
 
 
+def test_a_state_that_cannot_be_read_leaves_the_drafter_and_is_read_again(world: World, monkeypatch, caplog):
+    before = world.head
+    world.write(values_of(NEW))
+    with monkeypatch.context() as torn:
+        torn.setattr("wingbeat.runtime.rollouts.rows_follower.os.pread", lambda *given: b"")
+        assert not world.look()
+    assert "the drafter keeps older rows of the verifier: error: unpack" in caplog.text
+    assert same(world.head, before)
+    assert world.look()
+
+
 def test_an_update_of_one_matrix_keeps_the_other_of_the_update_before(world: World, tmp_path: Path):
     world.write(values_of(NEW))
     both = moved(NEW, seed=6)
