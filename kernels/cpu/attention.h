@@ -143,21 +143,26 @@ static int64_t whole_vectors(int64_t dim) { return (dim + LANES - 1) / LANES * L
 template <class T>
 static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, float* columns, const T* const* next,
                             int64_t num_next, const T* const* values, int64_t value_dim) {
-    for (int64_t half = 0; half < 2; half++) {
-        for (int64_t d = 0; d < dim; d += LANES) {
-            vec rows[LANES];
-            for (int64_t key = 0; key < LANES; key++) {
-                int64_t index = half * LANES + key;
-                rows[key] = index < count ? load_upto(keys[index] + d, dim - d) : vec{};
-                if (d % (CACHE_LINE / (int64_t)sizeof(T)) == 0) {
-                    if (index < num_next) __builtin_prefetch(next[index] + d, 0, 3);
-                    if (values && index < count && d < value_dim) __builtin_prefetch(values[index] + d, 0, 3);
-                }
+    auto columns_of = [&](int64_t first, int64_t d, int64_t fetched, int64_t left) __attribute__((always_inline)) {
+        vec rows[LANES];
+#pragma GCC unroll 16
+        for (int64_t key = 0; key < LANES; key++) {
+            rows[key] = key < left ? load_upto(keys[first + key] + d, dim - d) : vec{};
+            if (d % (CACHE_LINE / (int64_t)sizeof(T)) == 0) {
+                if (key < fetched) __builtin_prefetch(next[first + key] + d, 0, 3);
+                if (values && key < left && d < value_dim) __builtin_prefetch(values[first + key] + d, 0, 3);
             }
-            transpose(rows);
-            for (int64_t i = 0; i < LANES; i++) store(columns + (d + i) * KEYS_AT_ONCE + half * LANES, rows[i]);
         }
-    }
+        transpose(rows);
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < LANES; i++) store(columns + (d + i) * KEYS_AT_ONCE + first, rows[i]);
+    };
+    for (int64_t first = 0; first < KEYS_AT_ONCE; first += LANES)
+        for (int64_t d = 0; d < dim; d += LANES) {
+            int64_t left = count - first, fetched = num_next - first;
+            if (left >= LANES && fetched >= LANES && d + LANES <= dim) columns_of(first, d, LANES, LANES);
+            else columns_of(first, d, fetched, left);
+        }
 }
 
 using Score = void (*)(const float*, const float*, int64_t, float*, int64_t);

@@ -166,14 +166,18 @@ constexpr bool IS_WHOLE = false;
 template <class T>
 constexpr bool IS_WHOLE<T, decltype((void)T::SIGNED, 0)> = true;
 
-// An integer format whose numbers are multiplied by rows that are rounded to integers (`rounded.h`).
-template <class T>
-struct by_rounded : T {};
+// An integer format whose numbers are multiplied by rows of int8 digits (`rounded.h`).
+template <class T, int NUM_DIGITS>
+struct by_digits : T {
+    using Form = T;
+    static constexpr int DIGITS = NUM_DIGITS;
+};
 
+// Number of digits of the rows that a weight is multiplied by; 0 if the rows are floats.
+template <class T, class = int>
+constexpr int DIGITS_OF = 0;
 template <class T>
-constexpr bool IS_ROUNDED = false;
-template <class T>
-constexpr bool IS_ROUNDED<by_rounded<T>> = true;
+constexpr int DIGITS_OF<T, decltype((void)T::DIGITS, 0)> = T::DIGITS;
 
 // Types of scales and shifts: a `Kind`, or 8-bit integers.
 enum ScaleKind : int64_t { WHOLE = 3, SIGNED = 4 };

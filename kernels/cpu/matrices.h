@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "groups.h"
+#include "rounded.h"
 
 // bfloat16 numbers of two consecutive inputs of a column, the earlier in the lower half: one instruction widens either.
 struct bfloat_pair {
@@ -42,8 +43,6 @@ struct Matrix {
 
     bool is_grouped() const { return kind >= FIRST_GROUPED; }
 
-    bool is_rounded() const { return is_grouped() && groups.rounded; }
-
     bool is_packed() const { return panel != 0; }
 
     int64_t to_next_panel() const { return panel ? panel : PANEL; }
@@ -67,12 +66,24 @@ static inline void by_number(const Matrix& matrix, const Run& run) {
     else if (matrix.kind == BYTES) run(eight_bits{});
     else if (matrix.is_grouped())
         by_form(matrix.kind - FIRST_GROUPED, [&](auto form) {
-            if constexpr (IS_WHOLE<decltype(form)>)
-                if (matrix.groups.rounded) return run(by_rounded<decltype(form)>{});
+            using Form = decltype(form);
+            if constexpr (IS_WHOLE<Form>) {
+                if (matrix.groups.rounded) return run(by_digits<Form, 1>{});
+                if constexpr (EXACT_DIGITS > 0)
+                    if (matrix.panel >= LEAST_SPLIT / Form::INPUTS * Form::ROWS * PANEL)
+                        return run(by_digits<Form, EXACT_DIGITS>{});
+            }
             run(form);
         });
     else if (matrix.kind >= PAIRS) run(bfloat_pair{});
     else by_kind(matrix.kind, run);
+}
+
+// Number of int8 digits of the rows that the matrix is multiplied by; 0 if the rows are floats.
+static int digits_of(const Matrix& matrix) {
+    int found = 0;
+    by_number(matrix, [&](auto number) { found = DIGITS_OF<decltype(number)>; });
+    return found;
 }
 
 static int64_t blocks_as_they_lie(int64_t kind) {

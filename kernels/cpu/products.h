@@ -9,12 +9,23 @@
 #include <vector>
 
 #include "matrices.h"
-#include "rounded.h"
 #include "threads.h"
 
 // The sums of MOST_ROWS rows and a panel fit into the registers, together with their operands.
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6, MOST_PANELS = 4;
 constexpr int AHEAD_BYTES = 4096, AHEAD_ROWS = 16, WORTH_PACKING = 3, FEW_SETS = 1024;
+
+// Most rows that are multiplied at once. Sums of digits are kept in memory, so more rows share the unpacked weights.
+template <class T>
+constexpr int MOST_ROWS_OF = DIGITS_OF<T> ? 16 : MOST_ROWS;
+
+// Calls `run` with `count`, 1 to MOST, as a type.
+template <int MOST, class Run>
+static inline __attribute__((always_inline)) void by_count(int count, const Run& run) {
+    if constexpr (MOST > 1)
+        if (count < MOST) return by_count<MOST - 1>(count, run);
+    run(std::integral_constant<int, MOST>{});
+}
 
 // Some panels of a matrix, and the panels that are multiplied next. The next panels are prefetched during the whole
 // pass if the present panels were read before (`again`), else at the end of the pass.
@@ -77,72 +88,118 @@ __attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_
         for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = kept[row][v];
 }
 
-// As `multiply_groups`, for rounded rows (`RoundedRows`).
-template <class T, int ROWS, int PANELS, bool NARROW>
-__attribute__((noinline)) static void multiply_rounded(const float* x, int64_t x_stride, const Strip<by_rounded<T>>& strip,
-                                                       vec* sums) {
-    constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH, UNIT = T::ROWS * PANEL;
-    constexpr int EXCESS = T::SIGNED ? SIGNED_EXCESS : 0;
-    int64_t num_groups = strip.inputs / strip.groups.size, step = step_of(strip.groups.size), units = step / T::INPUTS;
-    const uint8_t* weight = (const uint8_t*)strip.weight;
-    RoundedRows rows(strip.inputs, step);
-    const float* scales = x + rows.scales;
-    const int32_t *fours = (const int32_t*)x, *totals = (const int32_t*)x + rows.sums;
-    vec kept[ROWS][VECTORS] = {};
-    for (int64_t group = 0, input = 0; group < num_groups; group++) {
-        vec scale[VECTORS], shift[VECTORS];
+// Whether signed weights are multiplied as unsigned ones, larger by SIGNED_EXCESS.
+template <class T>
+constexpr bool EXCEEDS = T::SIGNED && SIGNED_EXCESS;
+
+static inline int32_t word_at(const float* from) {
+    int32_t word;
+    memcpy(&word, from, sizeof(word));
+    return word;
+}
+
+// Adds to `kept` the products of ROWS rows with the weights of a step, [VECTORS][STEP / 4]. The weights are unpacked once
+// for all rows of a block, and stay in registers.
+template <class T, int STEP, int VECTORS, int ROWS>
+static inline __attribute__((always_inline)) void add_step(const float* x, int64_t x_stride,
+                                                           const words (&weights)[VECTORS][STEP / 4],
+                                                           const vec* scale, const vec* shift, vec* kept) {
+    constexpr int DIGITS = T::DIGITS;
+    const float* own[ROWS];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++)
-            strip.groups.read(group, v / EACH, num_groups, v % EACH * LANES, 1, scale[v], shift[v]);
-        for (int64_t end = input + strip.groups.size; input < end; input += step) {
-            for (int panel = 0; panel < PANELS; panel++)
-                for (int64_t ahead = 0; ahead < units * UNIT; ahead += CACHE_LINE)
-                    __builtin_prefetch(weight + panel * strip.panel + AHEAD_BYTES / PANELS + ahead, 0, 3);
-            ints found[ROWS][VECTORS], total[ROWS];
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) {
-                total[row] = all_whole(totals[row * x_stride + input / step]);
+    for (int row = 0; row < ROWS; row++) {
+        own[row] = x + row * x_stride;
+        asm("" : "+r"(own[row]));  // else compilers keep an offset from `x` for each word
+    }
+    ints sums[DIGITS][ROWS][VECTORS];
+#pragma GCC unroll 3
+    for (int digit = 0; digit < DIGITS; digit++)
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) found[row][v] = total[row] * -EXCESS;
-            }
-            const int32_t* own = fours + input / 4;
-            for (int64_t unit = 0; unit < units; unit++, weight += UNIT, own += T::INPUTS / 4) {
+        for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 2
-                for (int half = 0; half < T::INPUTS / 4; half++) {
-                    words four[VECTORS];
+            for (int v = 0; v < VECTORS; v++)
+                sums[digit][row][v] =
+                    EXCEEDS<T> ? all_whole(word_at(own[row] + STEP / 4 * DIGITS + 2 + digit)) : ints{};
 #pragma GCC unroll 8
-                    for (int v = 0; v < VECTORS; v++)
-                        four[v] = T::four(weight + v / EACH * strip.panel, strip.vector + v % EACH, half);
+    for (int four = 0; four < STEP / 4; four++)
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 3
+            for (int digit = 0; digit < DIGITS; digit++)
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; v++)
+                    sums[digit][row][v] = dots<T::SIGNED && !EXCEEDS<T>>(sums[digit][row][v], weights[v][four],
+                                                          word_at(own[row] + four * DIGITS + digit));
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; row++) {
+        vec by = all(own[row][STEP / 4 * DIGITS]), sum = all(own[row][STEP / 4 * DIGITS + 1]);
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+            ints high = sums[0][row][v];
+            if constexpr (DIGITS == 3) high = (high << 8) + sums[1][row][v];  // below 2^30
+            vec whole = as_floats((words)high);
+            if constexpr (DIGITS == 3) whole = fused(whole, all(256), as_floats((words)sums[2][row][v]));
+            vec& own = kept[row * VECTORS + v];
+            own = fused(fused(whole, scale[v], shift[v] * sum), by, own);
+        }
+    }
+}
+
+// As `multiply_digits`, for groups of whole steps of STEP inputs.
+template <class T, int STEP, int VECTORS>
+static inline void multiply_steps(const float* x, int64_t x_stride, const Strip<T>& strip, int num_rows, vec* kept) {
+    constexpr int UNIT = T::ROWS * PANEL, BYTES = STEP / T::INPUTS * UNIT, AT_ONCE = T::DIGITS == 1 ? 6 : 2;
+    int64_t num_groups = strip.inputs / strip.groups.size;
+    const uint8_t* weight = (const uint8_t*)strip.weight;
+    RoundedRows rows(strip.inputs, STEP, T::DIGITS);
+    const int parts = (num_rows + AT_ONCE - 1) / AT_ONCE, least = num_rows / parts, more = num_rows % parts;
+    for (int64_t group = 0; group < num_groups; group++) {
+        vec scale[VECTORS], shift[VECTORS];
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) strip.groups.read(group, 0, num_groups, v * LANES, 1, scale[v], shift[v]);
+        for (int64_t end = 0; end < strip.groups.size; end += STEP, weight += BYTES, x += rows.step) {
 #pragma GCC unroll 16
-                    for (int row = 0; row < ROWS; row++)
+            for (int ahead = 0; ahead < BYTES; ahead += CACHE_LINE)
+                __builtin_prefetch(weight + AHEAD_BYTES + ahead, 0, 3);
+            words weights[VECTORS][STEP / 4];
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
 #pragma GCC unroll 8
-                        for (int v = 0; v < VECTORS; v++)
-                            found[row][v] = dots<T::SIGNED>(found[row][v], four[v], own[row * x_stride + half]);
-                }
-            }
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) {
-                vec by = all(scales[row * x_stride + input / ROUNDED_BLOCK]), own_total = as_floats((words)total[row]);
-#pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) {
-                    vec part = fused(as_floats((words)found[row][v]), scale[v], shift[v] * own_total);
-                    kept[row][v] = fused(part, by, kept[row][v]);
-                }
+                for (int four = 0; four < STEP / 4; four++)
+                    weights[v][four] = T::four(weight + four * 4 / T::INPUTS * UNIT, strip.vector + v,
+                                               four * 4 % T::INPUTS / 4) ^
+                                       (EXCEEDS<T> ? 0x80808080 : 0);
+            for (int row = 0, part = 0, some = 0; row < num_rows; row += some, part++) {
+                auto run = [&](auto count) __attribute__((always_inline)) {
+                    add_step<T, STEP, VECTORS, decltype(count)::value>(x + row * x_stride, x_stride, weights, scale,
+                                                                       shift, kept + row * VECTORS);
+                };
+                some = least + (part < more);
+                by_count<AT_ONCE>(some, run);
             }
         }
     }
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++)
-#pragma GCC unroll 16
-        for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = kept[row][v];
 }
 
-template <class T>
-struct Unrounded;
-template <class T>
-struct Unrounded<by_rounded<T>> {
-    using Form = T;
-};
+// As `multiply_groups`, for rows of int8 digits (`RoundedRows`).
+template <class T, bool NARROW>
+__attribute__((noinline)) static void multiply_digits(const float* x, int64_t x_stride, const Strip<T>& strip,
+                                                      int num_rows, vec* sums) {
+    constexpr int VECTORS = NARROW ? 1 : 2;
+    vec kept[MOST_ROWS_OF<T> * VECTORS];
+    for (int i = 0; i < num_rows * VECTORS; i++) kept[i] = vec{};
+    switch (step_of(strip.groups.size)) {
+        case 32: multiply_steps<T, 32, VECTORS>(x, x_stride, strip, num_rows, kept); break;
+        case 16: multiply_steps<T, 16, VECTORS>(x, x_stride, strip, num_rows, kept); break;
+        default: multiply_steps<T, 8, VECTORS>(x, x_stride, strip, num_rows, kept);
+    }
+    for (int i = 0; i < num_rows * VECTORS; i++) sums[i] = kept[i];
+}
+
+template <class T, int ROWS, bool NARROW>
+static void multiply_digits_of(const float* x, int64_t x_stride, const Strip<T>& strip, vec* sums) {
+    multiply_digits<T, NARROW>(x, x_stride, strip, ROWS, sums);
+}
 
 // sums[row][vector] = x[row] * strip, for ROWS rows and PANELS panels; NARROW panels have one vector. For
 // `rounding_pair`, rows are bfloat16 pairs as well.
@@ -208,7 +265,7 @@ struct Multiplies {
 
 template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
 static constexpr Multiply<T> way() {
-    if constexpr (IS_ROUNDED<T>) return multiply_rounded<typename Unrounded<T>::Form, ROWS, PANELS, NARROW>;
+    if constexpr (DIGITS_OF<T> > 0) return multiply_digits_of<T, ROWS, NARROW>;
     else if constexpr (IS_GROUPED<T>) return multiply_groups<T, ROWS, PANELS, NARROW>;
     else return multiply<T, ROWS, PANELS, NARROW, WHOLE>;
 }
@@ -225,12 +282,12 @@ static constexpr Multiplies<T> of_rows() {
 }
 
 template <class T, int... LESS_ONE>
-static constexpr std::array<Multiplies<T>, MOST_ROWS + 1> by_rows(std::integer_sequence<int, LESS_ONE...>) {
+static constexpr std::array<Multiplies<T>, sizeof...(LESS_ONE) + 1> by_rows(std::integer_sequence<int, LESS_ONE...>) {
     return {Multiplies<T>{}, of_rows<T, LESS_ONE + 1>()...};
 }
 
 template <class T>
-static const auto MULTIPLIES = by_rows<T>(std::make_integer_sequence<int, MOST_ROWS>());
+static const auto MULTIPLIES = by_rows<T>(std::make_integer_sequence<int, MOST_ROWS_OF<T>>());
 
 // Activation of a gated MLP's gate; values are shared with Python.
 enum Gate : int64_t { SILU, GELU_TANH };
@@ -241,10 +298,16 @@ static inline void by_gate(int64_t gate, const Run& run) {
     else run(silu);
 }
 
+// Rows of inputs in the form that a matrix is multiplied by.
+struct Inputs {
+    const float* from;
+    int64_t stride;
+};
+
 // Arguments of one matrix product, which all of its tiles share.
 struct Tile {
-    const float* x;
-    int64_t x_stride, inputs;
+    Inputs rows, gated_rows;
+    int64_t inputs;
     float* out;
     int64_t out_stride;
     const float* residual;
@@ -260,8 +323,7 @@ struct Tile {
 template <class T>
 static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, int64_t again) {
     const Multiplies<T>& ways = MULTIPLIES<T>[count];
-    const float* x = tile.x + row * tile.x_stride;
-    vec sums[MOST_ROWS * 2 * MOST_PANELS], others[MOST_ROWS * 2 * MOST_PANELS];
+    vec sums[MOST_ROWS * 2 * MOST_PANELS], others[MOST_ROWS * 2 * MOST_PANELS];  // of one panel for digits
     for (int64_t column = begin; column < end;) {
         int64_t left = end - column, vectors = 1, own = column - tile.skipped, within = own % PANEL;
         bool packed = tile.matrix->is_packed();
@@ -269,13 +331,13 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
         if (packed && within) left = std::min(left, PANEL - within);
         else if (left >= ways.most_panels * PANEL) multiply = ways.widest, vectors = 2 * ways.most_panels;
         else if (left >= PANEL || (packed && left > LANES)) multiply = ways.panel, vectors = 2;
-        auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t width) {
+        auto multiplied = [&](const Inputs& rows, const Matrix& matrix, vec* into, const Matrix& then, int64_t width) {
             Strip<T> strip{matrix.from<T>(own) + (IS_GROUPED<T> ? 0 : within), matrix.stride, matrix.to_next_panel(), tile.inputs, left,
                            matrix.scales ? matrix.scales + column : nullptr,
                            then.from<T>(own + width) + (own + width) % PANEL, again,
                            matrix.is_grouped() ? matrix.groups.from(own / PANEL, tile.inputs, within) : Groups{},
                            within / LANES};
-            multiply(x, tile.x_stride, strip, into);
+            multiply(rows.from + row * rows.stride, rows.stride, strip, into);
         };
         auto biased = [&](const Matrix& matrix, vec* into) {
             for (int64_t v = 0; matrix.bias && v < vectors && v * LANES < left; v++) {
@@ -289,10 +351,10 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
             if (tile.residual) __builtin_prefetch(tile.residual + (row + r) * tile.residual_stride + column, 0, 3);
         }
         bool turns = tile.gated && !again;
-        multiplied(*tile.matrix, sums, turns ? *tile.gated : *tile.matrix, turns ? 0 : width);
+        multiplied(tile.rows, *tile.matrix, sums, turns ? *tile.gated : *tile.matrix, turns ? 0 : width);
         biased(*tile.matrix, sums);
         if (tile.gated) {
-            multiplied(*tile.gated, others, again ? *tile.gated : *tile.matrix, width);
+            multiplied(tile.gated_rows, *tile.gated, others, again ? *tile.gated : *tile.matrix, width);
             biased(*tile.gated, others);
             by_gate(tile.gate, [&](auto active) {
                 for (int64_t i = 0; i < count * vectors; i++) sums[i] = active(sums[i]) * others[i];
@@ -314,7 +376,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
 // matrices whose rows are a multiple of FEW_SETS bytes apart: a cache line's set follows from its address modulo 4096,
 // so such rows evict each other from the L1 cache.
 static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
-    if (matrix.is_rounded()) return false;
+    if (digits_of(matrix)) return false;
     if (matrix.is_grouped()) return num_blocks > blocks_as_they_lie(matrix.kind);
     if (matrix.is_packed() || num_blocks < WORTH_PACKING) return false;
     return matrix.kind != FLOAT || matrix.stride * (int64_t)sizeof(float) % FEW_SETS == 0;
@@ -323,7 +385,9 @@ static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
 // Computes all rows of a tile over columns [begin, end).
 static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
     static thread_local std::vector<float> own, others;
-    int64_t num_blocks = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
+    int64_t most_rows = MOST_ROWS;
+    by_number(*tile.matrix, [&](auto number) { most_rows = MOST_ROWS_OF<decltype(number)>; });
+    int64_t num_blocks = (num_rows + most_rows - 1) / most_rows;
     bool copied = worth_packing(*tile.matrix, num_blocks);
     const Matrix *matrix = tile.matrix, *gated = tile.gated;
     Matrix first, second;
@@ -384,13 +448,15 @@ static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows,
     return (const float*)pairs;
 }
 
-// Rounds float rows to int8: [num_rows, RoundedRows::stride].
-static const float* as_rounded(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
-    static thread_local std::vector<float> scratch;
-    RoundedRows rows(inputs, ROUNDED_BLOCK);
-    if ((int64_t)scratch.size() < num_rows * rows.stride) scratch.resize(num_rows * rows.stride);
+// Rounds float rows to numbers of int8 digits: [num_rows, RoundedRows::stride].
+static const float* as_rounded(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, int64_t step,
+                               int digits, std::vector<float>& scratch) {
+    int64_t stride = RoundedRows(inputs, step, digits).stride;
+    if ((int64_t)scratch.size() < num_rows * stride) scratch.resize(num_rows * stride);
     float* rounded = scratch.data();
-    by_row(num_rows, inputs, [&](int64_t row) { round_row(x + row * x_stride, inputs, rounded + row * rows.stride); });
+    by_row(num_rows, inputs, [&](int64_t row) {
+        (digits == 1 ? round_row : split_row)(x + row * x_stride, inputs, step, rounded + row * stride);
+    });
     return rounded;
 }
 
@@ -402,15 +468,26 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     struct Part {
         int matrix;
         int64_t begin, end, offset;
+        Inputs rows;
     };
+    // Rows of digits, by the number of digits and the step.
+    static thread_local std::vector<float> scratch[2][3];
     if (HAS_PAIRS && matrices[0].kind == ROUNDING_PAIRS)
         x = as_pairs(x, x_stride, num_rows, inputs), x_stride = (inputs + 1) / 2;
-    int64_t total = 0, rounded_stride = RoundedRows(inputs, ROUNDED_BLOCK).stride;
-    const float* rounded = nullptr;
-    for (int m = 0; m < num_matrices; m++) {
-        total += matrices[m].columns;
-        if (matrices[m].is_rounded() && !rounded) rounded = as_rounded(x, x_stride, num_rows, inputs);
-    }
+    Inputs rounded[2][3] = {};
+    auto rows_of = [&](const Matrix& matrix) {
+        int digits = digits_of(matrix);
+        if (!digits) return Inputs{x, x_stride};
+        int64_t step = step_of(matrix.groups.size), which = step / 16;
+        Inputs& own = rounded[digits > 1][which];
+        if (!own.from)
+            own = {as_rounded(x, x_stride, num_rows, inputs, step, digits, scratch[digits > 1][which]),
+                   RoundedRows(inputs, step, digits).stride};
+        return own;
+    };
+    Inputs gated_rows = gated ? rows_of(*gated) : Inputs{};
+    int64_t total = 0;
+    for (int m = 0; m < num_matrices; m++) total += matrices[m].columns;
     int64_t width = tile_width(total, num_rows * inputs * total * (gated ? 2 : 1));
     if (num_rows > MOST_ROWS) width = std::min<int64_t>(width, 1024);
     static thread_local std::vector<Part> parts;
@@ -418,17 +495,17 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     int64_t offset = 0;
     for (int m = 0; m < num_matrices; m++) {
         int64_t columns = matrices[m].columns;
+        Inputs rows = rows_of(matrices[m]);
         int64_t own = std::max<int64_t>(width, (columns + 8191) / 8192 * 32);
         for (int64_t begin = 0; begin < columns; begin += own)
-            parts.push_back({m, begin, std::min(begin + own, columns), offset});
+            parts.push_back({m, begin, std::min(begin + own, columns), offset, rows});
         offset += columns;
     }
     const Part* all_parts = parts.data();
     threads.share((int64_t)parts.size(), [&](int64_t index) {
         Part part = all_parts[index];
-        bool rounds = matrices[part.matrix].is_rounded();
-        Tile tile{rounds ? rounded : x, rounds ? rounded_stride : x_stride, inputs, out + part.offset, out_stride, residual ? residual + part.offset : nullptr,
-                  residual_stride, matrices + part.matrix, gated, gate, 0};
+        Tile tile{part.rows, gated_rows, inputs, out + part.offset, out_stride,
+                  residual ? residual + part.offset : nullptr, residual_stride, matrices + part.matrix, gated, gate, 0};
         all_rows(tile, num_rows, part.begin, part.end);
     });
 }

@@ -1,5 +1,8 @@
-// Rows rounded to int8. Processors multiply them by integer weights and sum four products in one instruction. Blocks of
-// ROUNDED_BLOCK inputs share a scale: the block's largest magnitude divided by 127.
+// Rows as whole numbers of int8 digits, because processors multiply int8 by integer weights and sum four products in one
+// instruction. Blocks of ROUNDED_BLOCK inputs share a scale. With one digit, a row is rounded to int8: the scale is the
+// block's largest magnitude divided by 127. With EXACT_DIGITS digits of base 256, numbers are rounded at 2^-24 of the
+// block's largest. The sums of the digits' products are exact, so these products are both faster and more exact than
+// float32's, whose errors add up.
 #pragma once
 
 #include <algorithm>
@@ -10,67 +13,17 @@
 
 constexpr int64_t ROUNDED_BLOCK = 32;
 
+// Digits of rows that stand for their float32 numbers; 0 if float32 products are faster. A float32 product of fewer than
+// LEAST_SPLIT inputs is the more exact, because its errors grow with the number of inputs.
+constexpr int64_t LEAST_SPLIT = 512;
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+constexpr int EXACT_DIGITS = 3;
+#else
+constexpr int EXACT_DIGITS = 0;
+#endif
+
 // Number of inputs whose integer products are summed before scaling; these inputs share one group and one block.
 static inline int64_t step_of(int64_t group) { return group % 32 == 0 ? 32 : group % 16 == 0 ? 16 : 8; }
-
-// Layout of a rounded row, in 32-bit words: one byte per input, then scales by block, then sums of the numbers over
-// each 8, 16 and 32 inputs. `sums` is the offset of the sums over `step` inputs.
-struct RoundedRows {
-    int64_t scales, sums, stride;
-
-    RoundedRows(int64_t inputs, int64_t step) {
-        int64_t blocks = (inputs + ROUNDED_BLOCK - 1) / ROUNDED_BLOCK;
-        scales = 8 * blocks, stride = 16 * blocks;
-        sums = (step == 8 ? 9 : step == 16 ? 13 : 15) * blocks;
-    }
-};
-
-static inline ints all_whole(int32_t x) { return x - ints{}; }
-
-static inline int32_t sum_of_8(const int8_t* numbers) {
-#if defined(__SSE2__)
-    __m128i bytes = _mm_xor_si128(_mm_loadl_epi64((const __m128i*)numbers), _mm_set1_epi8(-128));
-    return _mm_cvtsi128_si32(_mm_sad_epu8(bytes, _mm_setzero_si128())) - 8 * 128;
-#else
-    int32_t sum = 0;
-    for (int64_t i = 0; i < 8; i++) sum += numbers[i];
-    return sum;
-#endif
-}
-
-// Rounds a row. A number that is not finite makes the scale of its block NaN.
-static void round_row(const float* x, int64_t inputs, float* to) {
-    RoundedRows by_8(inputs, 8), by_16(inputs, 16), by_32(inputs, 32);
-    int8_t* numbers = (int8_t*)to;
-    int32_t* words = (int32_t*)to;
-    for (int64_t begin = 0; begin < inputs; begin += ROUNDED_BLOCK) {
-        vec block[ROUNDED_BLOCK / LANES], most = {};
-        ints odd = {};
-        for (int64_t i = 0; i < ROUNDED_BLOCK / LANES; i++) {
-            int64_t left = inputs - begin - i * LANES;
-            block[i] = left > 0 ? load_upto(x + begin + i * LANES, left) : vec{};
-            most = larger(most, larger(block[i], -block[i]));
-            vec none = block[i] * 0.0f;
-            odd |= none != none;
-        }
-        float top = largest(most);
-        to[by_8.scales + begin / ROUNDED_BLOCK] = any(odd) ? NAN : top * (1 / 127.0f);
-        float inverse = top > 0 ? 127.0f / top : 0.0f;
-        vec rounder = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
-        for (int64_t i = 0; i < ROUNDED_BLOCK / LANES; i++) {
-            ints whole = (ints)fused(block[i], all(inverse), rounder) - (ints)rounder;
-            store_bytes(numbers + begin + i * LANES, whole);
-        }
-        int32_t of_16 = 0, of_32 = 0;
-        for (int64_t first = 0; first < ROUNDED_BLOCK; first += 8) {
-            int32_t of_8 = sum_of_8(numbers + begin + first);
-            words[by_8.sums + (begin + first) / 8] = of_8;
-            of_16 += of_8;
-            if (first % 16 == 8) words[by_16.sums + (begin + first) / 16] = of_16, of_32 += of_16, of_16 = 0;
-        }
-        words[by_32.sums + begin / 32] = of_32;
-    }
-}
 
 // Offset added to signed weights for instructions that take them as unsigned.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
@@ -79,11 +32,129 @@ constexpr int SIGNED_EXCESS = 128;
 constexpr int SIGNED_EXCESS = 0;
 #endif
 
-// Adds to each lane the products of its four weight bytes with the four row bytes in `four`. Unsigned weights are 0 to
-// 127; signed weights are taken as `SIGNED_EXCESS` larger.
+// Layout of a row, in 32-bit words: for each step, the digits of four inputs, the highest first, then those of the next
+// four; the scale; the sum of the step's numbers, without the scale, as a float; and for each digit its sum times
+// -SIGNED_EXCESS.
+struct RoundedRows {
+    int64_t scale, sum, excess, step, stride;
+
+    RoundedRows(int64_t inputs, int64_t by, int64_t digits)
+        : scale(digits * by / 4), sum(scale + 1), excess(sum + 1), step(excess + digits), stride(step * (inputs / by)) {}
+};
+
+static inline ints all_whole(int32_t x) { return x - ints{}; }
+
+// ROUNDED_BLOCK numbers of a row, or as many as are left and zeros.
+struct RowBlock {
+    static constexpr int64_t VECTORS = ROUNDED_BLOCK / LANES;
+    vec numbers[VECTORS];
+    float top;  // largest magnitude
+    bool is_odd;  // a number is not finite
+
+    RowBlock(const float* x, int64_t left) {
+        vec most = {};
+        ints odd = {};
+        for (int64_t i = 0; i < VECTORS; i++, left -= LANES) {
+            numbers[i] = left > 0 ? load_upto(x + i * LANES, left) : vec{};
+            most = larger(most, larger(numbers[i], -numbers[i]));
+            vec none = numbers[i] * 0.0f;
+            odd |= none != none;
+        }
+        top = largest(most), is_odd = any(odd);
+    }
+};
+
+// Sum of 8, 16 or 32 numbers.
+static inline int32_t sum_of(const int8_t* numbers, int64_t count) {
+    int32_t sum = 0;
+#if defined(__SSE2__)
+    for (int64_t i = 0; i < count; i += 8) {
+        __m128i bytes = _mm_xor_si128(_mm_loadl_epi64((const __m128i*)(numbers + i)), _mm_set1_epi8(-128));
+        sum += _mm_cvtsi128_si32(_mm_sad_epu8(bytes, _mm_setzero_si128())) - 8 * 128;
+    }
+#else
+    for (int64_t i = 0; i < count; i++) sum += numbers[i];
+#endif
+    return sum;
+}
+
+// Rounds a row to int8. A number that is not finite makes the scale of its block NaN.
+static void round_row(const float* x, int64_t inputs, int64_t step, float* to) {
+    RoundedRows rows(inputs, step, 1);
+    for (int64_t begin = 0; begin < inputs; begin += ROUNDED_BLOCK) {
+        RowBlock block(x + begin, inputs - begin);
+        float inverse = block.top > 0 ? 127.0f / block.top : 0.0f;
+        int8_t numbers[ROUNDED_BLOCK];
+        vec rounder = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+        for (int64_t i = 0; i < RowBlock::VECTORS; i++) {
+            ints whole = (ints)fused(block.numbers[i], all(inverse), rounder) - (ints)rounder;
+            store_bytes(numbers + i * LANES, whole);
+        }
+        for (int64_t first = 0; first < ROUNDED_BLOCK && begin + first < inputs; first += step, to += rows.step) {
+            int32_t sum = sum_of(numbers + first, step), excess = -SIGNED_EXCESS * sum;
+            memcpy(to, numbers + first, step);
+            memcpy(to + rows.excess, &excess, sizeof(excess));
+            to[rows.scale] = block.is_odd ? NAN : block.top * (1 / 127.0f);
+            to[rows.sum] = (float)sum;
+        }
+    }
+}
+
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+// Smallest power of two, but at least 2^-126, whose multiple 0x7f7f7f, the largest number of three int8 digits, is at
+// least `top` rounded to a multiple.
+static inline float split_scale(float top) {
+    uint32_t bits;
+    memcpy(&bits, &top, sizeof(bits));
+    uint32_t exponent = std::max((bits >> 23) + ((bits & 0x7fffff) >= 0x7efeff), 23u);
+    bits = (exponent - 22) << 23;
+    memcpy(&top, &bits, sizeof(top));
+    return top;
+}
+
+// Splits a row into three digits. A number that is not finite makes the scale of its block NaN.
+static void split_row(const float* x, int64_t inputs, int64_t step, float* to) {
+    RoundedRows rows(inputs, step, 3);
+    const __m512i middle = _mm512_set1_epi32(0x808080), ones = _mm512_set1_epi8(1);
+    // From four numbers of three bytes each to the four highest bytes, the four middle ones and the four lowest.
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12, 3, 3, 3, 3));
+    for (int64_t begin = 0; begin < inputs; begin += ROUNDED_BLOCK) {
+        RowBlock block(x + begin, inputs - begin);
+        float scale = split_scale(block.top), inverse = 1 / scale;
+        alignas(CACHE_LINE) int32_t digits[ROUNDED_BLOCK], sums[ROUNDED_BLOCK];
+        for (int64_t i = 0; i < RowBlock::VECTORS; i++) {
+            __m512i whole = _mm512_cvtps_epi32((__m512)(block.numbers[i] * inverse));
+            whole = _mm512_xor_si512(_mm512_add_epi32(whole, middle), middle);  // its bytes are digits now
+            whole = _mm512_shuffle_epi8(whole, order);
+            _mm512_store_si512(digits + i * LANES, whole);
+            _mm512_store_si512(sums + i * LANES, _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, whole));
+        }
+        for (int64_t first = 0; first < ROUNDED_BLOCK && begin + first < inputs; first += step, to += rows.step) {
+            __m128i sum = _mm_setzero_si128();
+            for (int64_t i = 0; i < step; i += 4) {
+                // The fourth word is overwritten by what follows.
+                _mm_storeu_si128((__m128i*)(to + i / 4 * 3), _mm_load_si128((const __m128i*)(digits + first + i)));
+                sum = _mm_add_epi32(sum, _mm_load_si128((const __m128i*)(sums + first + i)));
+            }
+            alignas(16) int32_t of_digits[4];
+            _mm_store_si128((__m128i*)of_digits, sum);
+            to[rows.scale] = block.is_odd ? NAN : scale;
+            to[rows.sum] = (float)(of_digits[0] * 65536 + of_digits[1] * 256 + of_digits[2]);
+            for (int digit = 0; digit < 3; digit++) {
+                int32_t excess = -SIGNED_EXCESS * of_digits[digit];
+                memcpy(to + rows.excess + digit, &excess, sizeof(excess));
+            }
+        }
+    }
+}
+#else
+static void split_row(const float*, int64_t, int64_t, float*) {}
+#endif
+
+// Adds to each lane the products of its four weight bytes with the four row bytes in `four`. Without SIGNED_EXCESS,
+// unsigned weights are below 128.
 template <bool SIGNED>
 static inline ints dots(ints sum, words weights, int32_t four) {
-    if (SIGNED && SIGNED_EXCESS) weights ^= 0x80808080;
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
 #elif defined(__AVX512F__) && defined(__AVX512BW__)

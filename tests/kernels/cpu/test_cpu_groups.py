@@ -54,9 +54,11 @@ CASES = [
 
 @pytest.mark.few(12)
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(("columns", "inputs", "group"), [(16, 32, 16), (40, 64, 32), (129, 576, 32), (520, 256, 128)])
+@pytest.mark.parametrize(
+    ("columns", "inputs", "group"), [(16, 32, 16), (40, 64, 32), (129, 576, 32), (520, 256, 128), (70, 768, 128)]
+)
 @pytest.mark.parametrize(("form", "scaled"), CASES, ids=lambda one: getattr(one, "name", str(one)))
-def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, inputs, group, num_threads):
+def test_a_product_is_as_exact_as_that_of_the_numbers(form, scaled, columns, inputs, group, num_threads):
     kernels, weight = cpu_kernels(), random_weight(form, columns, inputs, group, scaled)
     bias = torch.linspace(-1, 1, columns)
     panels = kernels.pack_groups(weight, bias)
@@ -66,8 +68,38 @@ def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, in
     kernels.use_threads(num_threads)  # tiles of several threads begin within panels
     for num_rows in (1, 2, 3, 7, 15, 40):
         rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(num_rows))
-        assert torch.equal(kernels.packed_linear(rows, panels), kernels.packed_linear(rows, plain)), num_rows
+        rows[:, ::19] *= 100.0  # as single channels of real models are
+        found = kernels.packed_linear(rows, panels)
+        alone = torch.cat([kernels.packed_linear(row[None], panels) for row in rows])
+        assert torch.equal(found, alone), "a row does not depend on others"
+        of_floats = kernels.packed_linear(rows, plain)
+        if inputs < 512:
+            assert torch.equal(found, of_floats)
+        assert error(found, rows, weight, bias) <= 1.1 * error(of_floats, rows, weight, bias)
     kernels.use_threads(before)
+
+
+def error(found, rows, weight, bias) -> float:
+    """Root mean square of the difference to the product in float64."""
+    exact = rows.double() @ weight.dense().double().t() + bias.double()
+    return (found - exact).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("form", [UINT4, INT8], ids=lambda form: form.name)
+@pytest.mark.parametrize("size", [1e-41, 1e-30, 1.0, 127.5, 8388607.0, 1e30], ids=str)
+def test_rows_of_any_size_are_multiplied_and_others_stay_out_of_numbers_that_are_not_finite(form, size):
+    kernels, weight = cpu_kernels(), random_weight(form, 40, 512, 32, "minima")
+    panels, rows = kernels.pack_groups(weight), torch.randn(5, 512, generator=torch.Generator().manual_seed(0)) * size
+    rows[1] = 0.0
+    rows[2] = size
+    exact = (rows.double() @ weight.dense().double().t()).float()
+    found = kernels.packed_linear(rows, panels)
+    torch.testing.assert_close(found, exact, rtol=2e-6, atol=max(2e-6 * exact.abs().max().item(), 1e-36))
+    rows[3, 40] = float("nan")
+    rows[4, 9] = float("inf")
+    odd = kernels.packed_linear(rows, panels)
+    assert torch.equal(odd[:3], found[:3])
+    assert not odd[3:].isfinite().any()
 
 
 @pytest.mark.parametrize("form", [*LARGEST, E4M3], ids=lambda form: form.name)
