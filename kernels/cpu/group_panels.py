@@ -69,7 +69,7 @@ class GroupPanels(NamedTuple):
         return cls(storage, (columns,), inputs, torch.float32, bias, order, is_whole, tuple(held), matrices, read)
 
     def round_rows(self) -> bool:
-        """Makes matrix products round their input rows to int8 first, in blocks of 32 inputs (`rounded.h`).
+        """Makes matrix products round their input rows to int8 first, in blocks of 32 inputs (`digits.h`).
 
         Returns False, having changed nothing, if the stored numbers are not integers.
         """

@@ -166,10 +166,9 @@ constexpr bool IS_WHOLE = false;
 template <class T>
 constexpr bool IS_WHOLE<T, decltype((void)T::SIGNED, 0)> = true;
 
-// An integer format whose numbers are multiplied by rows of int8 digits (`rounded.h`).
+// An integer format whose numbers are multiplied by rows of int8 digits (`digits.h`).
 template <class T, int NUM_DIGITS>
 struct by_digits : T {
-    using Form = T;
     static constexpr int DIGITS = NUM_DIGITS;
 };
 

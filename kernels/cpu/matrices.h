@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "groups.h"
-#include "rounded.h"
+#include "digits.h"
 
 // bfloat16 numbers of two consecutive inputs of a column, the earlier in the lower half: one instruction widens either.
 struct bfloat_pair {

@@ -109,7 +109,7 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++) {
         own[row] = x + row * x_stride;
-        asm("" : "+r"(own[row]));  // else compilers keep an offset from `x` for each word
+        asm("" : "+r"(own[row]));  // keeps compilers from computing each word's address from `x`
     }
     ints sums[DIGITS][ROWS][VECTORS];
 #pragma GCC unroll 3
@@ -128,8 +128,8 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
             for (int digit = 0; digit < DIGITS; digit++)
 #pragma GCC unroll 2
                 for (int v = 0; v < VECTORS; v++)
-                    sums[digit][row][v] = dots<T::SIGNED && !EXCEEDS<T>>(sums[digit][row][v], weights[v][four],
-                                                          word_at(own[row] + four * DIGITS + digit));
+                    sums[digit][row][v] = dots<T::SIGNED && !EXCEEDS<T>>(
+                        sums[digit][row][v], weights[v][four], word_at(own[row] + four * DIGITS + digit));
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++) {
         vec by = all(own[row][STEP / 4 * DIGITS]), sum = all(own[row][STEP / 4 * DIGITS + 1]);
@@ -139,8 +139,8 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
             if constexpr (DIGITS == 3) high = (high << 8) + sums[1][row][v];  // below 2^30
             vec whole = as_floats((words)high);
             if constexpr (DIGITS == 3) whole = fused(whole, all(256), as_floats((words)sums[2][row][v]));
-            vec& own = kept[row * VECTORS + v];
-            own = fused(fused(whole, scale[v], shift[v] * sum), by, own);
+            vec& total = kept[row * VECTORS + v];
+            total = fused(fused(whole, scale[v], shift[v] * sum), by, total);
         }
     }
 }
@@ -148,10 +148,10 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
 // As `multiply_digits`, for groups of whole steps of STEP inputs.
 template <class T, int STEP, int VECTORS>
 static inline void multiply_steps(const float* x, int64_t x_stride, const Strip<T>& strip, int num_rows, vec* kept) {
-    constexpr int UNIT = T::ROWS * PANEL, BYTES = STEP / T::INPUTS * UNIT, AT_ONCE = T::DIGITS == 1 ? 6 : 2;
+    constexpr int UNIT = T::ROWS * PANEL, BYTES = STEP / T::INPUTS * UNIT, AT_ONCE = T::DIGITS == 3 ? 2 : REGISTERS == 32 ? 6 : 4;
     int64_t num_groups = strip.inputs / strip.groups.size;
     const uint8_t* weight = (const uint8_t*)strip.weight;
-    RoundedRows rows(strip.inputs, STEP, T::DIGITS);
+    DigitRows rows(strip.inputs, STEP, T::DIGITS);
     const int parts = (num_rows + AT_ONCE - 1) / AT_ONCE, least = num_rows / parts, more = num_rows % parts;
     for (int64_t group = 0; group < num_groups; group++) {
         vec scale[VECTORS], shift[VECTORS];
@@ -181,7 +181,7 @@ static inline void multiply_steps(const float* x, int64_t x_stride, const Strip<
     }
 }
 
-// As `multiply_groups`, for rows of int8 digits (`RoundedRows`).
+// As `multiply_groups`, for rows of int8 digits (`DigitRows`).
 template <class T, bool NARROW>
 __attribute__((noinline)) static void multiply_digits(const float* x, int64_t x_stride, const Strip<T>& strip,
                                                       int num_rows, vec* sums) {
@@ -323,7 +323,7 @@ struct Tile {
 template <class T>
 static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, int64_t again) {
     const Multiplies<T>& ways = MULTIPLIES<T>[count];
-    vec sums[MOST_ROWS * 2 * MOST_PANELS], others[MOST_ROWS * 2 * MOST_PANELS];  // of one panel for digits
+    vec sums[MOST_ROWS * 2 * MOST_PANELS], others[MOST_ROWS * 2 * MOST_PANELS];  // rows of digits: of one panel
     for (int64_t column = begin; column < end;) {
         int64_t left = end - column, vectors = 1, own = column - tile.skipped, within = own % PANEL;
         bool packed = tile.matrix->is_packed();
@@ -448,10 +448,10 @@ static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows,
     return (const float*)pairs;
 }
 
-// Rounds float rows to numbers of int8 digits: [num_rows, RoundedRows::stride].
-static const float* as_rounded(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, int64_t step,
+// Rounds float rows to numbers of int8 digits: [num_rows, DigitRows::stride].
+static const float* as_digits(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, int64_t step,
                                int digits, std::vector<float>& scratch) {
-    int64_t stride = RoundedRows(inputs, step, digits).stride;
+    int64_t stride = DigitRows(inputs, step, digits).stride;
     if ((int64_t)scratch.size() < num_rows * stride) scratch.resize(num_rows * stride);
     float* rounded = scratch.data();
     by_row(num_rows, inputs, [&](int64_t row) {
@@ -481,8 +481,8 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
         int64_t step = step_of(matrix.groups.size), which = step / 16;
         Inputs& own = rounded[digits > 1][which];
         if (!own.from)
-            own = {as_rounded(x, x_stride, num_rows, inputs, step, digits, scratch[digits > 1][which]),
-                   RoundedRows(inputs, step, digits).stride};
+            own = {as_digits(x, x_stride, num_rows, inputs, step, digits, scratch[digits > 1][which]),
+                   DigitRows(inputs, step, digits).stride};
         return own;
     };
     Inputs gated_rows = gated ? rows_of(*gated) : Inputs{};

@@ -346,7 +346,7 @@ def test_what_their_own_packages_packed_is_near_what_it_was(tmp_path, quantise, 
         assert (tensor.float() - original[name]).norm() < 0.3 * original[name].norm(), name
 
 
-def test_a_checkpoint_that_was_rounded_is_refused(tmp_path):
+def test_a_checkpoint_that_was_digits_is_refused(tmp_path):
     random_model("llama").save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))

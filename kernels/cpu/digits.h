@@ -1,5 +1,5 @@
 // Rows as whole numbers of int8 digits, because processors multiply int8 by integer weights and sum four products in one
-// instruction. Blocks of ROUNDED_BLOCK inputs share a scale. With one digit, a row is rounded to int8: the scale is the
+// instruction. Blocks of DIGIT_BLOCK inputs share a scale. With one digit, a row is rounded to int8: the scale is the
 // block's largest magnitude divided by 127. With EXACT_DIGITS digits of base 256, numbers are rounded at 2^-24 of the
 // block's largest. The sums of the digits' products are exact, so these products are both faster and more exact than
 // float32's, whose errors add up.
@@ -11,7 +11,7 @@
 
 #include "vectors.h"
 
-constexpr int64_t ROUNDED_BLOCK = 32;
+constexpr int64_t DIGIT_BLOCK = 32;
 
 // Digits of rows that stand for their float32 numbers; 0 if float32 products are faster. A float32 product of fewer than
 // LEAST_SPLIT inputs is the more exact, because its errors grow with the number of inputs.
@@ -35,18 +35,18 @@ constexpr int SIGNED_EXCESS = 0;
 // Layout of a row, in 32-bit words: for each step, the digits of four inputs, the highest first, then those of the next
 // four; the scale; the sum of the step's numbers, without the scale, as a float; and for each digit its sum times
 // -SIGNED_EXCESS.
-struct RoundedRows {
+struct DigitRows {
     int64_t scale, sum, excess, step, stride;
 
-    RoundedRows(int64_t inputs, int64_t by, int64_t digits)
+    DigitRows(int64_t inputs, int64_t by, int64_t digits)
         : scale(digits * by / 4), sum(scale + 1), excess(sum + 1), step(excess + digits), stride(step * (inputs / by)) {}
 };
 
 static inline ints all_whole(int32_t x) { return x - ints{}; }
 
-// ROUNDED_BLOCK numbers of a row, or as many as are left and zeros.
+// DIGIT_BLOCK numbers of a row, or as many as are left and zeros.
 struct RowBlock {
-    static constexpr int64_t VECTORS = ROUNDED_BLOCK / LANES;
+    static constexpr int64_t VECTORS = DIGIT_BLOCK / LANES;
     vec numbers[VECTORS];
     float top;  // largest magnitude
     bool is_odd;  // a number is not finite
@@ -80,17 +80,17 @@ static inline int32_t sum_of(const int8_t* numbers, int64_t count) {
 
 // Rounds a row to int8. A number that is not finite makes the scale of its block NaN.
 static void round_row(const float* x, int64_t inputs, int64_t step, float* to) {
-    RoundedRows rows(inputs, step, 1);
-    for (int64_t begin = 0; begin < inputs; begin += ROUNDED_BLOCK) {
+    DigitRows rows(inputs, step, 1);
+    for (int64_t begin = 0; begin < inputs; begin += DIGIT_BLOCK) {
         RowBlock block(x + begin, inputs - begin);
         float inverse = block.top > 0 ? 127.0f / block.top : 0.0f;
-        int8_t numbers[ROUNDED_BLOCK];
+        int8_t numbers[DIGIT_BLOCK];
         vec rounder = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
         for (int64_t i = 0; i < RowBlock::VECTORS; i++) {
             ints whole = (ints)fused(block.numbers[i], all(inverse), rounder) - (ints)rounder;
             store_bytes(numbers + i * LANES, whole);
         }
-        for (int64_t first = 0; first < ROUNDED_BLOCK && begin + first < inputs; first += step, to += rows.step) {
+        for (int64_t first = 0; first < DIGIT_BLOCK && begin + first < inputs; first += step, to += rows.step) {
             int32_t sum = sum_of(numbers + first, step), excess = -SIGNED_EXCESS * sum;
             memcpy(to, numbers + first, step);
             memcpy(to + rows.excess, &excess, sizeof(excess));
@@ -114,14 +114,14 @@ static inline float split_scale(float top) {
 
 // Splits a row into three digits. A number that is not finite makes the scale of its block NaN.
 static void split_row(const float* x, int64_t inputs, int64_t step, float* to) {
-    RoundedRows rows(inputs, step, 3);
+    DigitRows rows(inputs, step, 3);
     const __m512i middle = _mm512_set1_epi32(0x808080), ones = _mm512_set1_epi8(1);
     // From four numbers of three bytes each to the four highest bytes, the four middle ones and the four lowest.
     const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12, 3, 3, 3, 3));
-    for (int64_t begin = 0; begin < inputs; begin += ROUNDED_BLOCK) {
+    for (int64_t begin = 0; begin < inputs; begin += DIGIT_BLOCK) {
         RowBlock block(x + begin, inputs - begin);
         float scale = split_scale(block.top), inverse = 1 / scale;
-        alignas(CACHE_LINE) int32_t digits[ROUNDED_BLOCK], sums[ROUNDED_BLOCK];
+        alignas(CACHE_LINE) int32_t digits[DIGIT_BLOCK], sums[DIGIT_BLOCK];
         for (int64_t i = 0; i < RowBlock::VECTORS; i++) {
             __m512i whole = _mm512_cvtps_epi32((__m512)(block.numbers[i] * inverse));
             whole = _mm512_xor_si512(_mm512_add_epi32(whole, middle), middle);  // its bytes are digits now
@@ -129,7 +129,7 @@ static void split_row(const float* x, int64_t inputs, int64_t step, float* to) {
             _mm512_store_si512(digits + i * LANES, whole);
             _mm512_store_si512(sums + i * LANES, _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, whole));
         }
-        for (int64_t first = 0; first < ROUNDED_BLOCK && begin + first < inputs; first += step, to += rows.step) {
+        for (int64_t first = 0; first < DIGIT_BLOCK && begin + first < inputs; first += step, to += rows.step) {
             __m128i sum = _mm_setzero_si128();
             for (int64_t i = 0; i < step; i += 4) {
                 // The fourth word is overwritten by what follows.
