@@ -171,8 +171,3 @@ def merged(name: str) -> dict[str, Any]:
 def first_result(name: str, *given: Any) -> Any:
     """Calls the hooks with this name in order; returns the first result that is not None, else None."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)
-
-
-def runs_engines() -> bool:
-    """Whether a part runs engine directories."""
-    return bool(hooks("open_drafter"))
