@@ -4,7 +4,7 @@ A part's module `part` defines hooks under the names below, and is cheap to impo
 application's hooks. If a hook returns None, its part does not handle the case, and the next part's hook is called.
 
 - `drafter_kinds`: list of `drafters.drafter_kind.DrafterKind`.
-- `draft_passes(drafter)`: a `drafters.head_passes.HeadPasses` with non-torch passes for a
+- `draft_passes(drafter)`: a `drafters.head_drafter.HeadPasses` with non-torch passes for a
   `drafters.head_drafter.HeadDrafter`; None if torch drafts.
 - `host_round(kv_dtype)`: the runner class of engines on a CPU over KV of this dtype; None for the device round.
 - `speculation(loaded, runner, config)`: an `engine.speculation.Speculation` that adapts trees to measured costs; None
@@ -171,8 +171,3 @@ def merged(name: str) -> dict[str, Any]:
 def first_result(name: str, *given: Any) -> Any:
     """Calls the hooks with this name in order; returns the first result that is not None, else None."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)
-
-
-def runs_engines() -> bool:
-    """Whether a part runs engine directories."""
-    return bool(hooks("open_drafter"))

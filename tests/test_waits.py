@@ -17,7 +17,7 @@ ALLOWED = {
     ("cluster/channels/tcp/remote_connection.py", "self._sock.recv_into"): NON_BLOCKING,
     ("cluster/channels/tcp/remote_connection.py", "self._changed.wait_for"): "a thread of this process, until `close`",
     ("cluster/channels/tcp/remote_handshake.py", "wire.recv_bytes"): "the socket is hung up after HANDSHAKE_S",
-    ("cluster/channels/tcp/remote_listener.py", "self._sock.accept"): "a thread of this process, until `close`",
+    ("cluster/channels/tcp/remote_channel.py", "self._sock.accept"): "a thread of this process, until `close`",
     ("cluster/child_process.py", "ended.wait"): "for the end of a process, by its pidfd",
     ("cluster/child_process.py", "self._process.wait"): "for the end of a process; its killer does not wait here",
     ("cluster/fork_server.py", "self._control.recv"): "settimeout when it is made: FORK_S",

@@ -24,9 +24,8 @@ from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.one_pass.config import LayerMask, OnePassConfig, Slots
 from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
-from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
+from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter, ParallelEagleDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
-from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 BATCHES = (1, 16, 64)

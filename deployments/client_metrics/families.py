@@ -102,7 +102,9 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
         (*LABELS, "finished_reason"),
         by_key(snapshot, figure("clients", "ended")),
     )
-    yield _cache_config(snapshot)
+    yield in_labels(
+        "vllm:cache_config_info", "Configuration of the KV cache, as labels.", rows(snapshot, figure("cache_config"))
+    )
 
 
 def _waiting_by_reason(figures: dict[str, Any]) -> dict[str, int]:
@@ -116,12 +118,6 @@ def _accepted_by_position(figures: dict[str, Any]) -> dict[int, int] | None:
     counts = figures["speculation"]["num_accepted_tokens_per_pos"]
     missing = max(figures["num_spec_tokens"] - len(counts), 0)
     return dict(enumerate([*counts, *[0] * missing]))
-
-
-def _cache_config(snapshot: FleetSnapshot) -> Metric:
-    return in_labels(
-        "vllm:cache_config_info", "Configuration of the KV cache, as labels.", rows(snapshot, figure("cache_config"))
-    )
 
 
 def router_families(snapshot: FleetSnapshot) -> Iterator[Metric]:

@@ -19,6 +19,10 @@ END_S = 5.0
 """Maximum seconds to wait until cancelled calls have ended; then the connection counts as lost, whether or not they
 have ended.
 """
+RENEW_INTERVAL_S = 3.0
+"""Seconds without other calls after which an empty call is sent, so that the replica does not close the connection, and
+so that this side detects a replica that hangs.
+"""
 CALL_S = 30.0
 """Time limit in seconds of a call that the replica answers without its engine. When the limit is reached, the
 connection counts as lost, and its requests move to other engines.
@@ -67,8 +71,6 @@ class EngineConnection:
         on_open: called when the engine begins to accept requests.
         answers: expected lengths of answers, for the estimate of outstanding tokens.
         on_names: called with changes of names that the replica reports.
-        renew_interval_s: seconds without other calls after which an empty call is sent, so that the replica does not
-            close the connection, and so that this side detects a replica that hangs.
     """
 
     def __init__(
@@ -80,7 +82,6 @@ class EngineConnection:
         on_open: Callable[[], None] = lambda: None,
         answers: AnswerLength | None = None,
         on_names: Callable[[NameChanges], object] = lambda changes: None,
-        renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
         self.client_id = uuid.uuid4().hex
@@ -109,7 +110,6 @@ class EngineConnection:
         self._on_tokens = on_tokens
         self._on_open = on_open
         self._on_names = on_names
-        self._renew_interval_s = renew_interval_s
         self._streams: dict[int, RequestStream] = {}
         self._next_number = 0
         self._submits: list[WireRequest] = []
@@ -209,7 +209,8 @@ class EngineConnection:
                 task.cancel()
             await asyncio.wait([sender, receiver], timeout=END_S)
             if reason is not None:
-                logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, _first_line(reason))
+                first_line = next(iter(str(reason).splitlines()), "")
+                logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, first_line)
             self._lose_all(is_dead=not isinstance(reason, RouterGone))
             self._on_end(self)
 
@@ -269,7 +270,7 @@ class EngineConnection:
             try:
                 # `asyncio.wait_for` is not used, because before Python 3.12 it loses a cancellation that coincides with
                 # the event.
-                async with asyncio.timeout(self._renew_interval_s):
+                async with asyncio.timeout(RENEW_INTERVAL_S):
                     await self._send.wait()
             except TimeoutError:
                 renew = self.open or not self._takes
@@ -281,10 +282,6 @@ class EngineConnection:
                 changes = {"requests": requests, "withdrawn": withdrawn, "aborted": aborted}
                 await self._transport.call(self.engine_id, "exchange", client_id=self.client_id, **changes)
             self._close_if_retired()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")
 
 
 class PatientEngines:

@@ -31,11 +31,6 @@ def ledger_of(config: AppConfig) -> HeadLedger:
     return HeadLedger(learning_root(config), Path(config.choice().source), config.model_name())
 
 
-def rounds_folder(config: AppConfig) -> Path:
-    """Return the folder that contains the rounds on which the learner trains; raises the errors of `learning_root`."""
-    return learning_root(config) / "rounds"
-
-
 def said_at_start(config: AppConfig) -> str:
     """Return the line, printed for the operator when a server starts, that states which data is stored and where."""
     options = config.learn

@@ -3,7 +3,7 @@
 from typing import Any
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.learning.folder import rounds_folder
+from wingbeat.deployments.learning.folder import learning_root
 from wingbeat.deployments.recordings.live_recording import TrafficRecording, check_engine, recording_spec
 from wingbeat.runtime.recordings.ring import RingWriter, RoundRing
 
@@ -17,5 +17,5 @@ def record_rounds(config: AppConfig, engine: Any) -> TrafficRecording:
     check_engine(engine, "learn")
     options = config.learn
     spec = recording_spec(config, engine, options.share)
-    writer = RingWriter(RoundRing(rounds_folder(config), options.max_bytes, options.expire_s), spec)
+    writer = RingWriter(RoundRing(learning_root(config) / "rounds", options.max_bytes, options.expire_s), spec)
     return TrafficRecording.of(writer, options.share, spec)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -82,7 +83,7 @@ def generate_command(
     prompt_ids = _prompt_token_ids(llm, config, prompt)
     params = config.sampling_params()
     started = time.perf_counter()
-    got = run_prompt(llm, prompt_ids, params, stops, on_text=None if as_json else _print_now)
+    got = run_prompt(llm, prompt_ids, params, stops, on_text=None if as_json else partial(print, end="", flush=True))
     elapsed_s = time.perf_counter() - started
     if as_json:
         print(json.dumps(as_response(got, params.seed)))
@@ -163,7 +164,3 @@ def _text_stream(llm: "LLM", prompt_ids: list[int], stops: tuple[str, ...]):
             raise UserError("the model has no tokenizer: --stop cannot be found in its answer")
         return None
     return TextStream(llm.tokenizer, prompt_ids, stops)
-
-
-def _print_now(text: str) -> None:
-    print(text, end="", flush=True)

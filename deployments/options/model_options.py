@@ -34,7 +34,6 @@ from wingbeat.runtime.drafters.choice import (
 )
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.parts import runs_engines
 from wingbeat.runtime.refusals import REFUSED_TOGETHER, Feature, refuse
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
@@ -280,7 +279,7 @@ class ModelOptions(ModelSettings):
 
     @model_validator(mode="after")
     def _check_engine_dir(self) -> Self:
-        if self.engine_dir is not None and not runs_engines():
+        if self.engine_dir is not None and not runtime_parts.hooks("open_drafter"):
             raise ValueError("engine_dir is given, but no installed part can run engines: leave it out")
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
             what = "no base_config.json there" if self.engine_dir.is_dir() else "there is no such folder"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from wingbeat.deployments.parsing.message import Parser
 
-_PACKAGE = __name__.rpartition(".")[0]
+_PACKAGE = f"{__package__}.formats"
 NewParser = Callable[..., Parser]
 
 BY_TEMPLATE = "auto"
@@ -29,7 +29,7 @@ TOOL_CALL_PARSERS = {
     "glm47": "tagged_text:Glm45Parser",
     "kimi_k2": "marked_json:KimiK2Parser",
 }
-"""Tool-call parsers by name, as `module:Class` within this package."""
+"""Tool-call parsers by name, as `module:Class` within `formats`."""
 REASONING_PARSERS = {
     "qwen3": "thinking:ThinkingParser",
     "glm45": "thinking:ThinkingParser",
@@ -38,7 +38,7 @@ REASONING_PARSERS = {
     "harmony": "harmony:HarmonyParser",
     "openai_gptoss": "harmony:HarmonyParser",
 }
-"""Reasoning parsers by name, as `module:Class` within this package."""
+"""Reasoning parsers by name, as `module:Class` within `formats`."""
 
 
 def load_parser(name: str | None, known: dict[str, str], setting: str) -> NewParser | None:

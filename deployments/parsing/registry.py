@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 from wingbeat.deployments.parsing.call_format import Format, Function, in_order
-from wingbeat.deployments.parsing.harmony import HarmonyParser
+from wingbeat.deployments.parsing.formats.harmony import HarmonyParser
 from wingbeat.deployments.parsing.message import Parser, PlainText, ReasoningThenCalls
 from wingbeat.deployments.parsing.names import (
     BY_TEMPLATE,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, renamed
+from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, Settings, becomes, left_out, refused, renamed
 
 ACCELERATOR, GPU_PART = "accelerator_type", "part of a GPU"
 """Keys of translated values that are not settings: Ray's accelerator type, and the fraction of a GPU (below 1) that a
@@ -30,25 +30,25 @@ _ALWAYS_SCALES = {"min_replicas": 1, "max_replicas": 100}
 """Ray Serve's autoscaling settings for `num_replicas: auto`."""
 
 
-def _source(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _source(value: Any, given: Given) -> Settings:
     if isinstance(value, Mapping) or str(value).startswith(_BUCKETS):
         raise ValueError("nothing is fetched from buckets: give a folder that every node has, or a hub name, org/name")
     return {"model": str(value)}
 
 
-def _model_id(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _model_id(value: Any, given: Given) -> Settings:
     named = {"served_model_name": str(value)}
     return named if given.get("model_loading_config.model_source") else named | {"model": str(value)}
 
 
-def _tokenizer(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _tokenizer(value: Any, given: Given) -> Settings:
     names = [given.get(f"model_loading_config.{field}") for field in ("model_source", "model_id")]
     if value != (names[0] or names[1]):
         raise ValueError("put its files into the model's folder")
     return {}
 
 
-def _accelerator(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _accelerator(value: Any, given: Given) -> Settings:
     if value not in _NVIDIA:
         raise ValueError(
             f"must be one of {', '.join(_NVIDIA)}; for CPUs, give accelerator_config {{{{kind: cpu}}}} instead"
@@ -56,7 +56,7 @@ def _accelerator(name: str, value: Any, given: Given) -> dict[str, Any]:
     return {ACCELERATOR: "A10G" if value == "A10" else value, "device": "cuda"}
 
 
-def _kind(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _kind(value: Any, given: Given) -> Settings:
     devices = {"cpu": "cpu", "gpu": "cuda"}
     if value not in devices:
         raise ValueError("must be gpu or cpu")
@@ -71,7 +71,7 @@ def _gpus(amount: Any) -> dict[str, Any]:
     return {"device": "cuda"} | ({GPU_PART: amount} if amount < 1 else {})
 
 
-def _bundle(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _bundle(value: Any, given: Given) -> Settings:
     """Reads the resources of each rank of a verifier; a drafter's resources are derived from its settings."""
     if not isinstance(value, Mapping):
         raise ValueError("must be an object, such as {{CPU: 1, GPU: 1}}")
@@ -80,7 +80,7 @@ def _bundle(name: str, value: Any, given: Given) -> dict[str, Any]:
         if resource == "CPU":
             found["num_cpus_per_verifier"] = float(amount)
         elif str(resource).startswith("accelerator_type:"):
-            found |= _accelerator(name, str(resource).partition(":")[2], given)
+            found |= _accelerator(str(resource).partition(":")[2], given)
         elif resource in ("TPU", "memory", "object_store_memory"):
             raise ValueError(
                 f"{resource} is no resource of a verifier: give CPU, GPU, accelerator_type:NAME or custom resources"
@@ -90,35 +90,35 @@ def _bundle(name: str, value: Any, given: Given) -> dict[str, Any]:
     return found
 
 
-def _bundles(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _bundles(value: Any, given: Given) -> Settings:
     workers = (given.get("engine_kwargs") or {}).get("tensor_parallel_size", 1)
     if not isinstance(value, list) or len(value) != workers or any(bundle != value[0] for bundle in value):
         raise ValueError("must be one bundle for each of {tensor_parallel_size} workers, all equal")
-    return _bundle(name, value[0], given)
+    return _bundle(value[0], given)
 
 
-def _replicas(name: str, value: Any, given: Given) -> dict[str, Any]:
-    return _autoscaling(name, {}, given) if value == "auto" else {"num_replicas": value}
+def _replicas(value: Any, given: Given) -> Settings:
+    return _autoscaling({}, given) if value == "auto" else {"num_replicas": value}
 
 
-def _autoscaling(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _autoscaling(value: Any, given: Given) -> Settings:
     said = given.get("deployment_config.autoscaling_config") or {}
     always = given.get("deployment_config.num_replicas") == "auto"
     return {"autoscaling_config": {**_ALWAYS_SCALES, **said} if always else dict(said)}
 
 
-def _queued(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _queued(value: Any, given: Given) -> Settings:
     return {} if value == -1 else {"max_queued_requests": value}
 
 
-def _router_class(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _router_class(value: Any, given: Given) -> Settings:
     asked = value.get("request_router_class") if isinstance(value, Mapping) else value
     if asked is not None and str(asked).replace(":", ".").rpartition(".")[2] not in _ROUTERS:
         raise ValueError("requests are always routed by cached prefixes and free engines; leave it out")
     return {}
 
 
-def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _environment(value: Any, given: Given) -> Settings:
     """Ignores vLLM's environment variables; refuses all other variables, because these must be set in the application's
     runtime_env.
     """
@@ -131,7 +131,7 @@ def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
     return {}
 
 
-def _adapters(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _adapters(value: Any, given: Given) -> Settings:
     """Returns settings for the adapters in a folder: each adapter is named `model_id:adapter`, as in Ray, and the
     folder is also the place for adapters that are loaded later.
     """
@@ -186,7 +186,7 @@ LLM_CONFIG: dict[str, Row] = {
     "deployment_config.health_check_timeout_s": _CHECKED,
     "deployment_config.ray_actor_options.num_cpus": renamed("num_cpus_per_verifier"),
     "deployment_config.ray_actor_options.num_gpus": becomes(
-        "as GPU of bundle_per_worker", lambda name, value, given: _gpus(value)
+        "as GPU of bundle_per_worker", lambda value, given: _gpus(value)
     ),
     "deployment_config.ray_actor_options.accelerator_type": becomes("as accelerator_type", _accelerator),
     "deployment_config.ray_actor_options.runtime_env": becomes("as runtime_env", _environment),

@@ -1,5 +1,5 @@
 """Rollout verbs, with the names, fields and answers that vLLM has for them. HTTP and Serve handles use the same
-verbs.
+verbs. Methods of SkyRL's worker extension, which SkyRL's client calls through `/collective_rpc`, become verbs.
 """
 
 import asyncio
@@ -9,8 +9,37 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from wingbeat.deployments.rollouts.fleet_rollouts import Conflict, FleetRollouts, Refused
-from wingbeat.deployments.rollouts.skyrl_methods import as_verb
 from wingbeat.deployments.rollouts.wire import PauseMode
+
+
+class _SkyRlVerb(NamedTuple):
+    """Verb that is run in place of a method of SkyRL."""
+
+    name: str
+    fields: Mapping[str, Any] = {}
+    """Fields of the verb that are set in addition to the method's arguments."""
+    dropped: frozenset[str] = frozenset()
+    """Arguments of the method that are ignored."""
+
+
+# Requests that run when SkyRL pauses are kept during the sleep and prefilled again afterwards. So no keys and values
+# are saved, and `offload_kv` is ignored.
+_SKYRL_METHODS = {
+    "skyrl_start_weight_update": _SkyRlVerb("start_weight_update"),
+    "update_weights_nccl": _SkyRlVerb("update_weights"),
+    "skyrl_finish_weight_update": _SkyRlVerb("finish_weight_update"),
+    "skyrl_sleep_for_weight_sync": _SkyRlVerb("sleep", {"level": 2, "mode": "keep"}, frozenset({"offload_kv"})),
+    "skyrl_wake_for_weight_sync": _SkyRlVerb("wake_up"),
+}
+
+
+def as_verb(method: str, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the verb and its fields for a method of SkyRL. For any other method, its name and fields are returned
+    unchanged.
+    """
+    verb = _SKYRL_METHODS.get(method, _SkyRlVerb(method))
+    return verb.name, {name: value for name, value in fields.items() if name not in verb.dropped} | dict(verb.fields)
+
 
 Answer = dict[str, Any]
 

@@ -9,12 +9,15 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 Given = Mapping[str, Any]
-Read = Callable[[str, Any, Given], dict[str, Any]]
-"""Function (option's name, its value, all given options) -> settings; raises ValueError, whose message states what to
-write instead.
+Settings = dict[str, Any]
+Read = Callable[[Any, Given], Settings]
+"""Function (option's value, all given options) -> settings; raises ValueError, whose message states what to write
+instead.
 """
 Write = Callable[[str], str]
 """Function from the name of an option or setting to its spelling in messages, such as `--max-num-seqs`."""
+SAME_NAME = ""
+"""Stands for the option's own name among the settings that a function returns."""
 _MOST_SHOWN = 80
 _SETTING = re.compile(r"\{([a-z_]+)\}")
 
@@ -54,7 +57,7 @@ def same(parse: Callable[[Any], Any] = lambda value: value, says: str = "the sam
     """Returns the row of an option that is a setting of the same name; `parse` converts the value. If the value is
     None, nothing is set.
     """
-    return Row("same", says, lambda name, value, given: {name: parsed} if (parsed := parse(value)) is not None else {})
+    return Row("same", says, lambda value, given: {} if (parsed := parse(value)) is None else {SAME_NAME: parsed})
 
 
 def becomes(says: str, read: Read, flag: bool = False) -> Row:
@@ -64,7 +67,7 @@ def becomes(says: str, read: Read, flag: bool = False) -> Row:
 
 def renamed(setting: str, says: str | None = None) -> Row:
     """Returns the row of an option that is replaced by one setting with another name and the same value."""
-    return becomes(says or f"{{{setting}}}", lambda name, value, given: {setting: value})
+    return becomes(says or f"{{{setting}}}", lambda value, given: {setting: value})
 
 
 def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = False) -> Row:
@@ -76,7 +79,7 @@ def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = 
         flag: as in `Row`.
     """
 
-    def read(name: str, value: Any, given: Given) -> dict[str, Any]:
+    def read(value: Any, given: Given) -> Settings:
         if values and value not in values:
             raise ValueError(otherwise or why)
         return {}
@@ -92,7 +95,7 @@ def refused(why: str, *nothing: Any, flag: bool = False) -> Row:
     then ignored.
     """
 
-    def read(name: str, value: Any, given: Given) -> dict[str, Any]:
+    def read(value: Any, given: Given) -> Settings:
         if value is False or value in nothing:
             return {}
         raise ValueError(why)
@@ -132,12 +135,13 @@ def translate(
         if value is None:
             continue
         try:
-            found = {name: value} if row is None else row.read(name, value, {**beside, **values})
+            found = {name: value} if row is None else row.read(value, {**beside, **values})
         except ValueError as error:
             raise ValueError(f"{where(name)} {shown(value)}: {written(str(error), write)}") from None
         if row is not None and row.kind == "left out":
             notes.append(f"{where(name)} is {written(row.description.partition('; else')[0], write)}")
-        for setting, given in found.items():
+        for read_name, given in found.items():
+            setting = name if read_name == SAME_NAME else read_name
             if settings.setdefault(setting, given) != given:
                 raise ValueError(
                     f"{where(said_by[setting])} and {where(name)} mean {shown(settings[setting])} and {shown(given)} "

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, translate
+from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, Settings, becomes, left_out, refused, translate
 from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.drafters.choice import KINDS
 
@@ -49,7 +49,7 @@ def _method(given: Given) -> str:
     return "mtp" if text.endswith("_mtp") else text
 
 
-def _drafter(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _drafter(value: Any, given: Given) -> Settings:
     method = _method(given)
     if method not in METHODS:
         raise ValueError(_ALLOWED)
@@ -60,7 +60,7 @@ def _drafter(name: str, value: Any, given: Given) -> dict[str, Any]:
     return {}
 
 
-def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
+def _model(model: Any, given: Given) -> Settings:
     method = _method(given)
     if method in ("ngram", "ngram_gpu", "suffix") or (method == "mtp" and model == given.get("model")):
         return {}
@@ -72,7 +72,7 @@ def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
     return {"drafter": f"{model}@{revision}" if revision else str(model)}
 
 
-def _tokens(name: str, number: Any, given: Given) -> dict[str, Any]:
+def _tokens(number: Any, given: Given) -> Settings:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(
             "must be a whole number from 1 on; to decode without drafts, give {drafter} none and no speculative_config"
@@ -84,7 +84,7 @@ def _tokens(name: str, number: Any, given: Given) -> dict[str, Any]:
     return {"draft_steps": number} | ({"drafter": "mtp"} if of_model else {})
 
 
-def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _tree(value: Any, given: Given) -> Settings:
     """Reads the paths of a tree: vLLM's literal of tuples, or a list of lists."""
     try:
         paths = ast.literal_eval(value) if isinstance(value, str) else value
@@ -93,14 +93,14 @@ def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
         raise ValueError("must be a list of paths, such as [(0,), (0, 0), (1,)]") from None
 
 
-def _beside(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _beside(value: Any, given: Given) -> Settings:
     """Reads TensorRT-LLM's `sa_config`, which is a bool or an object; true and any object turn suffix drafts on."""
     if not isinstance(value, Mapping | bool):
         raise ValueError("must be an object, such as {}, or true")
     return {"suffix_beside": value is not False}
 
 
-def _method_of_acceptance(name: str, method: Any, given: Given) -> dict[str, Any]:
+def _method_of_acceptance(method: Any, given: Given) -> Settings:
     if method == "synthetic" and not any(given.get(f"{PLACE}.{one}") is not None for one in _SYNTHETIC):
         raise ValueError(f"synthetic needs {' or '.join(_SYNTHETIC)}")
     if method not in ("standard", "strict", "probabilistic", "block", "synthetic"):
@@ -108,7 +108,7 @@ def _method_of_acceptance(name: str, method: Any, given: Given) -> dict[str, Any
     return {}
 
 
-def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
+def _length(length: Any, given: Given) -> Settings:
     """Converts the mean number of tokens per round to an acceptance rate for each level. As in vLLM, levels below the
     mean are always accepted.
     """
@@ -121,7 +121,7 @@ def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
     return _forced(ForcedAcceptance.length(length).rates, given)
 
 
-def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
+def _rates(rates: Any, given: Given) -> Settings:
     """Converts vLLM's acceptance rates, one for each level of the draft, to Wingbeat's.
 
     vLLM's rate is the share of all rounds that accept the level; Wingbeat's is the share of the rounds that accepted
@@ -157,7 +157,7 @@ def _only_synthetic(given: Given) -> None:
 def _of_kind(kind: str, setting: str) -> Row:
     """Returns the row of a setting that belongs to one kind of drafter; for other kinds, the setting is ignored."""
 
-    def read(name: str, value: Any, given: Given) -> dict[str, Any]:
+    def read(value: Any, given: Given) -> Settings:
         method = _method(given).removesuffix("_gpu") or str(given.get(f"{PLACE}.model")).strip("[]")
         return {setting: value} if method == kind else {}
 
@@ -172,7 +172,7 @@ _FIELDS = {
     "num_speculative_tokens": becomes(
         "{draft_steps}: levels of a draft tree, or of a chain if {draft_top_k} is 1", _tokens
     ),
-    "revision": becomes("{drafter} as `model@revision`", lambda name, value, given: {}),
+    "revision": becomes("{drafter} as `model@revision`", lambda value, given: {}),
     "code_revision": refused("code of a checkpoint is never run"),
     "draft_tensor_parallel_size": left_out(
         "a drafter runs in one process",

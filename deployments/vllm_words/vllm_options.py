@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
-from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, renamed, same
+from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, Settings, becomes, left_out, refused, renamed, same
 from wingbeat.deployments.vllm_words.speculative_config import SPECULATIVE
 from wingbeat.runtime.config import INT8
 from wingbeat.runtime.hub import checkpoint_folder
@@ -85,17 +85,17 @@ def _images(value: Any) -> Any:
     return {kind: most.get("count") if isinstance(most, Mapping) else most for kind, most in read.items()}
 
 
-def _eager(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _eager(value: Any, given: Given) -> Settings:
     return {"cuda_graphs": False} if value else {}
 
 
-def _lora(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _lora(value: Any, given: Given) -> Settings:
     if value and not (given.get("lora_modules") or given.get("lora_update_dir")):
         raise ValueError("give {lora_modules}, or {lora_update_dir} to load adapters later")
     return {}
 
 
-def _quantization(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _quantization(value: Any, given: Given) -> Settings:
     """Accepts the quantization method that the checkpoint's config.json names, and int8, because weights can be rounded
     to int8 when they are loaded.
     """
@@ -114,17 +114,17 @@ def _quantization(name: str, value: Any, given: Given) -> dict[str, Any]:
     return {}
 
 
-def _of_requests(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _of_requests(value: Any, given: Given) -> Settings:
     return {"chat_template": OF_REQUESTS} if value else {}
 
 
-def _logprobs(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _logprobs(value: Any, given: Given) -> Settings:
     if isinstance(value, int) and 0 <= value <= 20:
         return {}
     raise ValueError("must be at most 20; leave it out")
 
 
-def _tokenizer(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _tokenizer(value: Any, given: Given) -> Settings:
     if value != given.get("model"):
         raise ValueError("put its files into the model's folder")
     return {}
@@ -141,7 +141,7 @@ prefill, never pieces of rounds.
 """
 
 
-def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
+def _compiled(value: Any, given: Given) -> Settings:
     """Reads a compilation level, or an object with a level and a `cudagraph_mode`.
 
     A level is ignored, because layers have their own kernels and are not compiled.
@@ -230,9 +230,7 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "override_generation_config": refused("give `temperature`, `top_p` and so on in requests", {}, "{}"),
     "disable_sliding_window": refused("the model's config.json decides its sliding window; leave it out", flag=True),
     "enable_prompt_embeds": refused("a prompt is text, token ids, images or audio", flag=True),
-    "enable_sleep_mode": becomes(
-        "{rollouts}", lambda name, value, given: {"rollouts": True} if value else {}, flag=True
-    ),
+    "enable_sleep_mode": becomes("{rollouts}", lambda value, given: {"rollouts": True} if value else {}, flag=True),
     "weight_transfer_config": same(),
     "max_logprobs": becomes("left out up to 20; more are refused", _logprobs),
     "logprobs_mode": left_out(
@@ -363,7 +361,7 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "disable_log_stats": _FIGURES,
     "aggregate_engine_logging": _FIGURES,
     "disable_log_requests": _ACCESS,
-    "enable_log_requests": becomes("{access_log}", lambda name, value, given: {"access_log": bool(value)}, flag=True),
+    "enable_log_requests": becomes("{access_log}", lambda value, given: {"access_log": bool(value)}, flag=True),
     "disable_uvicorn_access_log": _ACCESS,
     "uvicorn_log_level": left_out("{access_log} decides whether requests are logged"),
     "enable_log_outputs": refused("texts are not logged", flag=True),

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import stored_as
-from wingbeat.kernels.gpu.layer import check, check_weights, normed_halves, turned_halves
+from wingbeat.kernels.gpu.layer import check, check_pairs, check_weights, normed_halves, turned_halves
 from wingbeat.kernels.gpu.products import LEAST_HEIGHT, limits_of, part_of_sum, read_ahead, shares
 from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.layer.draft_rows import Pairs, Projection, Stored
@@ -194,15 +194,13 @@ def embed_to_heads(pairs: Pairs, projection: Projection, stored: Stored, normed:
     (num_rows,), size = token_ids.shape, features.shape[-1]
     _, block_size, num_kv_heads, dim = stored.key_cache.shape
     num_all = len(weight) // dim
-    width, num_nodes = (1, 1) if parents is None else (parents.shape[1], features.shape[1])
-    shape = (num_rows, size) if parents is None else (len(parents), num_nodes, size)
+    width, num_nodes = check_pairs(*pairs)
     turned = [(name, part, (num_rows, dim)) for name, part in (("cos", stored.cos), ("sin", stored.sin))]
-    check([("features", features, shape), ("table", table, (len(table), size)), *turned], features.dtype)
+    check([("table", table, (len(table), size)), *turned], features.dtype)
     check([("weight", weight, (num_all * dim, 2 * size))], features.dtype)
     check([(f"norms[{index}]", norm, (size,)) for index, norm in enumerate(norms)], features.dtype)
     check_weights([("head_norms", norm, (dim,)) for norm in head_norms[:2]], features.dtype)
-    indices = [("token_ids", token_ids, (num_rows,)), ("slot_mapping", stored.slot_mapping, (num_rows,))]
-    check(indices if parents is None else [*indices, ("parents", parents, (num_rows // width, width))], torch.int64)
+    check([("slot_mapping", stored.slot_mapping, (num_rows,))], torch.int64)
     query = features.new_empty(num_rows, num_all - 2 * num_kv_heads, dim)
     kept = features.new_empty(num_rows, size) if normed or parents is not None else None
     if not num_rows:

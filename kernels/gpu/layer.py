@@ -123,6 +123,21 @@ def _embed_beside_kernel(
         tl.store(kept_ptr + row * size + at, normed if NORMED else values, mask=inside)
 
 
+def check_pairs(token_ids: Tensor, table: Tensor, features: Tensor, parents: Tensor | None) -> tuple[int, int]:
+    """Checks rows of tokens and features; returns the number of rows and of features per request, 1 without parents.
+
+    Raises:
+        ValueError: as `add_rms_norm`.
+    """
+    num_rows, size = len(token_ids), features.shape[-1]
+    width, num_nodes = (1, 1) if parents is None else (parents.shape[1], features.shape[1])
+    shape = (num_rows, size) if parents is None else (len(parents), num_nodes, size)
+    check([("features", features, shape), ("table", table, table.shape)], features.dtype)
+    indices = [("token_ids", token_ids, (num_rows,))]
+    check(indices if parents is None else [*indices, ("parents", parents, (num_rows // width, width))], torch.int64)
+    return width, num_nodes
+
+
 def embed_beside(
     token_ids: Tensor,
     table: Tensor,
@@ -138,13 +153,8 @@ def embed_beside(
         ValueError: as `add_rms_norm`.
     """
     num_rows, size = len(token_ids), features.shape[-1]
-    width, num_nodes = (1, 1) if parents is None else (parents.shape[1], features.shape[1])
-    shape = (num_rows, size) if parents is None else (len(parents), num_nodes, size)
-    check([("features", features, shape), ("table", table, table.shape)], features.dtype)
+    width, num_nodes = check_pairs(token_ids, table, features, parents)
     check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
-    check([("token_ids", token_ids, (num_rows,))], torch.int64)
-    if parents is not None:
-        check([("parents", parents, (num_rows // width, width))], torch.int64)
     if size > MOST_HIDDEN or table.shape[1] != size:
         raise ValueError(f"table is {tuple(table.shape)}: rows of {size} elements needed, at most {MOST_HIDDEN}")
     out = features.new_empty(num_rows, 2 * size)

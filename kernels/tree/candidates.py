@@ -42,16 +42,22 @@ def top_candidates(
         )
     if kernels := choice.compiled("top_candidates", logits):
         return kernels.top_candidates(logits, draft_token_ids, top_k, coupling, counters)
-    scores = logits.to(torch.float32)
-    if coupling is not None:
-        sampled = (coupling.temperatures > 0)[:, None]
-        noise = gumbel_noise(coupling.seeds, coupling.positions, draft_token_ids).masked_fill_(~sampled, 0.0)
-        scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
+    scores = _coupled(logits, coupling, draft_token_ids)
     if top_k == 1:  # faster: three passes over the vocabulary instead of five
         likeliest = scores.softmax(dim=-1).max(dim=-1, keepdim=True)
         return Candidates(draft_token_ids[likeliest.indices], likeliest.values.log())
     best = torch.topk(scores, top_k, dim=-1)
     return Candidates(draft_token_ids[best.indices], best.values - torch.logsumexp(scores, dim=-1, keepdim=True))
+
+
+def _coupled(logits: Tensor, coupling: Coupling | None, token_ids: Tensor) -> Tensor:
+    """Scores of tokens in float32: of sampled requests tempered, with noise."""
+    scores = logits.to(torch.float32)
+    if coupling is None:
+        return scores
+    sampled = (coupling.temperatures > 0)[:, None]
+    noise = gumbel_noise(coupling.seeds, coupling.positions, token_ids).masked_fill_(~sampled, 0.0)
+    return scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
 
 
 def new_counters(count: int, device: torch.device) -> Tensor:
@@ -77,11 +83,7 @@ def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling 
         raise ValueError(
             f"token_ids is {list(token_ids.shape)}: [{len(scores)}, {num_candidates}] needed, as the scores"
         )
-    scores = scores.to(torch.float32)
-    if coupling is not None:
-        sampled = (coupling.temperatures > 0)[:, None]
-        noise = gumbel_noise(coupling.seeds, coupling.positions, token_ids).masked_fill_(~sampled, 0.0)
-        scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
+    scores = _coupled(scores, coupling, token_ids)
     best = torch.topk(scores, top_k, dim=-1)
     found = token_ids[:, None].expand(-1, scores.shape[1], -1).gather(2, best.indices)
     return Candidates(found, best.values - torch.logsumexp(scores, dim=-1, keepdim=True))

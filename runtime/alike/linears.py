@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.alike.product import AlikeWeight
 from wingbeat.runtime.fused.attention import join_weights
-from wingbeat.runtime.verifier.layers.linears import PackableLinear
+from wingbeat.runtime.verifier.layers.linears import RowsLinear
 
 
-class AlikeLinear(PackableLinear):
+class AlikeLinear(RowsLinear):
     """A frozen linear layer in which a row's output has the same bits in every batch."""
 
     multiplies = alike = True
@@ -20,10 +20,6 @@ class AlikeLinear(PackableLinear):
     def repack(self) -> None:
         """See `PackableLinear.repack`."""
         self.__dict__["counters"] = AlikeWeight.wrap(self.weight.data).counters
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Multiplies [..., in] -> [..., out]."""
-        return self.product(input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
 
     def product(self, rows: Tensor) -> Tensor:
         """See `PackableLinear.product`."""

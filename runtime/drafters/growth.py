@@ -255,16 +255,14 @@ class Growth:
         self, table: TreeTable, level: int, given: Tensor | Continuations, coupling: Coupling | None, width: int
     ) -> tuple[Frontier, Tensor]:
         """Enters the top_k best tokens after each of `width` nodes; returns the next frontier and log-probabilities."""
-        (logits, few_token_ids, confidence, _), mask = _continuations(given), self._mask_of(level)
+        logits, few_token_ids, confidence, _ = _continuations(given)
+        # Each expanded node of the level sees only itself; no mask is needed if no further level is grown.
+        mask = self._itself[level] if level < len(self._itself) else None
         if isinstance(table, TreeTable) and few_token_ids is None and confidence is None and logits.shape[1] == width:
             counters = self._counters.get(len(logits))
             return table.add_best(level, logits, self.draft_token_ids, _tempered(given, coupling), counters, mask)
         found = self._candidates(given, coupling, width)
         return table.add_level(level, *found, mask), found.log_probs
-
-    def _mask_of(self, level: int) -> Tensor | None:
-        """Masks of the level's expanded nodes, in which each sees only itself; None if no further level is grown."""
-        return self._itself[level] if level < len(self._itself) else None
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
         """Returns the top_k best tokens after each of `width` nodes."""

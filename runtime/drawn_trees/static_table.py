@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.tree.results import Frontier, GrownTree
-from wingbeat.kernels.tree.table import inherited
+from wingbeat.kernels.tree.table import TreeTable, inherited
 from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 _LEAST_LOG_PROB = -100.0
@@ -52,9 +52,7 @@ class StaticTable:
         self._scores: list[Tensor] = []
         self._frontier: Frontier | None = None
 
-    def level_start(self, level: int) -> int:
-        """See `TreeTable.level_start`."""
-        return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
+    level_start = TreeTable.level_start
 
     def add_level(
         self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor, itself: Tensor | None = None

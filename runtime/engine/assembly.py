@@ -1,7 +1,5 @@
 """Builds the parts of an engine, such as scheduler, model runner and drafter client, and connects these parts."""
 
-from typing import Any, NamedTuple
-
 import torch
 
 from wingbeat.runtime.config import EngineConfig, asks_for_graphs
@@ -9,39 +7,15 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.speculation import Speculation
-from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.kv.pool import KVCache, kv_dtype
+from wingbeat.runtime.kv.pool import kv_dtype
 from wingbeat.runtime.parts import first_result
-from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
-from wingbeat.runtime.verifier.model import VerifierModel
-
-
-class EngineParts(NamedTuple):
-    """The parts of one engine."""
-
-    config: EngineConfig
-    """Configuration with its limits adjusted to the model and the device."""
-    model: VerifierModel
-    cache: KVCache
-    block_manager: BlockManager
-    features: tuple[Feature, ...]
-    slots: SlotState
-    scheduler: Scheduler
-    runner: ModelRunner
-    clock: RoundClock
-    policy: Speculation
-    contexts: Any
-    """Taps of saved prefixes, see the hook `recorded_contexts`; None if no part saves prefixes."""
-    drafting: DrafterClient
-    texts: TextDrafts | None
 
 
 def assemble(
@@ -51,8 +25,10 @@ def assemble(
     backend: Backend,
     graph_device: GraphDevice | None = None,
     on_host: bool | None = None,
-) -> EngineParts:
-    """Builds the parts of an engine; the arguments are those of `Engine`.
+) -> tuple[Scheduler, ModelRunner, DrafterClient]:
+    """Builds the parts of an engine, which hold its other parts; the arguments are those of `Engine`.
+
+    The limits in the parts' config are adjusted to the model and the device.
 
     Raises:
         ValueError: the configuration needs something that the model or its device lacks; the message names the field
@@ -85,35 +61,19 @@ def assemble(
     )
     _check_deterministic(loaded, config, runner)
     policy = first_result("speculation", loaded, runner, config) or Speculation(config.speculation.max_path - 1)
-    texts = first_result("text_drafts", config, policy)
-    clock, contexts = RoundClock(), first_result("recorded_contexts", block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,
         block_manager=block_manager,
         slots=slots,
         speculation=policy,
-        clock=clock,
+        clock=RoundClock(),
         inbox=runner.inbox,
         features=features,
-        contexts=contexts,
+        contexts=first_result("recorded_contexts", block_manager, model.taps_size, loaded.dtype),
         tell_inputs=None if loaded.reader is None else loaded.reader.tell_inputs,
-        texts=texts,
+        texts=first_result("text_drafts", config, policy),
     )
-    return EngineParts(
-        config=config,
-        model=model,
-        cache=cache,
-        block_manager=block_manager,
-        features=features,
-        slots=slots,
-        scheduler=scheduler,
-        runner=runner,
-        clock=clock,
-        policy=policy,
-        contexts=contexts,
-        drafting=drafting,
-        texts=texts,
-    )
+    return scheduler, runner, drafting
 
 
 def _runner_class(loaded: LoadedModel, config: EngineConfig, runs_on_host: bool) -> type[ModelRunner]:

@@ -85,13 +85,13 @@ class DrafterClient(RoundObserver):
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
         self._inbox = inbox
-        self._features = features
-        self._contexts = contexts
-        self._tell_inputs, self._texts = tell_inputs, texts
+        self.features = features
+        self.contexts = contexts
+        self._tell_inputs, self.texts = tell_inputs, texts
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Reason to report for sequences without a tree, if the latest plan requested no tree for them."""
-        self._speculation, self._clock = speculation, clock
+        self.speculation, self.clock = speculation, clock
         self._on_cpu = slots.device.type == "cpu"
         self._steps = None if self._on_cpu else torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         # Without overlap the host has all tokens of a sequence whenever the drafter starts to follow that sequence.
@@ -170,7 +170,7 @@ class DrafterClient(RoundObserver):
         if not self._hands_over_late:
             self._hand_over(seq)
         draft.may_be_followed = True
-        if self._speculation.follows_next() or params.force_drafts or self._stateless:
+        if self.speculation.follows_next() or params.force_drafts or self._stateless:
             self._follow(seq)
 
     def _hand_over(self, seq: Sequence) -> None:
@@ -180,7 +180,7 @@ class DrafterClient(RoundObserver):
     def _follow(self, seq: Sequence) -> None:
         if self._hands_over_late:
             self._hand_over(seq)
-        begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
+        begin_following(seq, self.block_manager, self._incarnation, self.contexts, self._stateless)
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
         """Adds chunks that replay context which the drafter lacks, within the token budget that prompts do not use."""
@@ -188,7 +188,7 @@ class DrafterClient(RoundObserver):
             return plan
         if all(seq.draft.complete or not seq.draft.followed for seq in plan.decodes):
             return plan
-        return with_replays(plan, self._features)
+        return with_replays(plan, self.features)
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> Trees:
@@ -208,7 +208,7 @@ class DrafterClient(RoundObserver):
         if reply is None or self._end.incarnation != self._incarnation:
             self._missed()
             return None
-        self._clock.drafted(DrafterFigures.read(reply.header), lambda: [seq.request.request_id for seq in self._asked])
+        self.clock.drafted(DrafterFigures.read(reply.header), lambda: [seq.request.request_id for seq in self._asked])
         return self._inbox.collect(reply, rows)
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:
@@ -222,7 +222,7 @@ class DrafterClient(RoundObserver):
         if self._has_drafted:
             self._ask(*self._plan_draft(plan, flight, [], True))
             return
-        asks = self._texts is None or self._choose_texts(plan, flight)
+        asks = self.texts is None or self._choose_texts(plan, flight)
         if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
             return self._publish_unfollowed(plan, flight, asks)
         held = [] if before is None else self._held(before, plan)
@@ -251,7 +251,7 @@ class DrafterClient(RoundObserver):
         self._publish_history(plan, flight)
         if with_context:
             proposals, draft = self._plan_draft(plan, flight, held, asks)
-        rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
+        rule = self.speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
         masks = write_root_masks(outcome, self._asked, flight if before is None or before.live else before)
         writer.copy(self.slots.publish(outcome))
@@ -259,7 +259,7 @@ class DrafterClient(RoundObserver):
         rules = self.slots.published_rules
         ruled = rules.kinds(self._asked) if rules is not None and rules.ruled else 0
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
-        with self._clock.draft_wait:
+        with self.clock.draft_wait:
             self._round = self._end.publish_outcome()
 
     def _choose_texts(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
@@ -280,7 +280,7 @@ class DrafterClient(RoundObserver):
             and not seq.request.params.force_drafts
             and self._has_room(seq, len(new[seq.slot]))
         ]
-        return self._texts.choose(able, flight)
+        return self.texts.choose(able, flight)
 
     def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight, asks: bool) -> None:
         """Publishes a round without followed sequences.
@@ -293,7 +293,7 @@ class DrafterClient(RoundObserver):
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
             return
         self._num_unplanned += 1
-        if self._num_unplanned < self._speculation.plan_every and not self._asked:
+        if self._num_unplanned < self.speculation.plan_every and not self._asked:
             return
         _, draft = self._plan_draft(plan, flight, [], asks)
         self._ask([], draft)
@@ -313,12 +313,12 @@ class DrafterClient(RoundObserver):
         proposals = self._proposals(plan, flight) + held
         if not asks or (not proposals and any(seq.draft.text_tree is not None for seq in plan.decodes)):
             self._num_unplanned = 0
-            return [], self._speculation.made_of_text()
+            return [], self.speculation.made_of_text()
         unfollowed = [seq for seq in plan.decodes if seq.draft.may_be_followed and self._has_room(seq, 1)]
         num_rounds, self._num_unplanned = max(self._num_unplanned, 1), 0
-        draft = self._speculation.plan(plan.decodes, proposals, len(unfollowed), num_rounds)
+        draft = self.speculation.plan(plan.decodes, proposals, len(unfollowed), num_rounds)
         if unfollowed:
-            for seq in self._speculation.to_follow(unfollowed):
+            for seq in self.speculation.to_follow(unfollowed):
                 self._follow(seq)
         return proposals, draft
 

@@ -55,28 +55,28 @@ class Engine:
         on_host: bool | None = None,
         backend: Backend = TORCH,
     ) -> None:
-        parts = assemble(loaded, config, needs, backend, graph_device=graph_device, on_host=on_host)
-        self.config = config = parts.config
+        scheduler, runner, drafting = assemble(loaded, config, needs, backend, graph_device, on_host)
+        self.scheduler, self.runner, self.drafting = scheduler, runner, drafting
+        self.config = config = runner.config
         self.loaded, self.needs = loaded, needs
-        self.model, self.cache, self.slots, self.runner = parts.model, parts.cache, parts.slots, parts.runner
-        self.block_manager, self.features, self.scheduler = parts.block_manager, parts.features, parts.scheduler
-        self.clock, self.policy, self.contexts = parts.clock, parts.policy, parts.contexts
-        self.drafting = parts.drafting
-        self.detach_drafter = self.drafting.detach
+        self.model, self.cache, self.slots = runner.model, runner.cache, runner.slots
+        self.block_manager, self.features, self.clock = scheduler.block_manager, drafting.features, drafting.clock
+        self.policy, self.contexts = drafting.speculation, drafting.contexts
+        self.detach_drafter = drafting.detach
         self.request_rules: Callable[[Request], Request] = lambda request: request
         """Function that adds the rules of the model's files to a request."""
-        self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
+        self.counter = RoundCounter(drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
-        self.drafts_from_other_requests = parts.texts is not None
+        self.drafts_from_other_requests = drafting.texts is not None
         """Whether draft trees may be built from the text of other requests, independent of the attached drafter."""
         # Overlap is off by default with text drafts, because extending a text requires the latest tokens on the host.
         overlaps = loaded.device.type != "cpu" and not self.drafts_from_other_requests
         self.overlap = overlaps if config.overlap is None else config.overlap
         self.shown: Any = None
         """Records the rounds of requests with `trace`; None before the first such request."""
-        own = (self.clock, self.counter, self.requests, self.drafting, self.policy)
-        self._own_observers: tuple[RoundObserver, ...] = own if parts.texts is None else (*own, parts.texts)
+        own = (self.clock, self.counter, self.requests, drafting, self.policy)
+        self._own_observers: tuple[RoundObserver, ...] = own if drafting.texts is None else (*own, drafting.texts)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []

@@ -170,19 +170,15 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
-def torch_tensors(file: Path, others: bool = False) -> dict[str, Tensor]:
-    """The tensors of a PyTorch file.
-
-    Args:
-        file: the file.
-        others: whether to skip values that are not tensors; False raises CheckpointError for such values.
+def torch_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a PyTorch file, whose other values are skipped.
 
     Raises:
         DamagedCheckpointError: the file is truncated.
         UnsafeCheckpointError: the file contains code.
         CheckpointError: the file does not hold a dictionary of tensors.
     """
-    return _guarded(lambda file: _torch_tensors(file, others), file)
+    return _guarded(lambda file: _torch_tensors(file, others=True), file)
 
 
 def _torch_tensors(file: Path, others: bool = False) -> dict[str, Tensor]:

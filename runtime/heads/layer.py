@@ -204,15 +204,38 @@ class DeeperLayer(DecoderLayer):
         return self._layer(self.input_layernorm(stream), stream, rotary, attend, rows)
 
 
-class DecoderHead(DecoderLayer, DraftHead):
+class RotaryModule(nn.Module):
+    """A module with the RoPE frequencies of its `config`."""
+
+    config: Any
+    dtype: torch.dtype
+    signed_inv_freq: Tensor
+    _rope_scale: float
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # The frequencies are recomputed, because a change of dtype must not round them. With frequencies in bfloat16,
+        # the angles at position 10,000 are wrong by whole turns.
+        self.reset_rope(self.signed_inv_freq.device)
+        return self
+
+    def reset_rope(self, device: str | torch.device) -> None:
+        """Compute the RoPE frequencies in float32 on `device`; required after building on the meta device."""
+        signed, self._rope_scale = rotary_frequencies(self.config)
+        self.signed_inv_freq = signed.to(device)
+
+    def rotary_factors(self, angles: Tensor) -> Rotary:
+        """Returns cosines and sines of angles."""
+        return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
+
+
+class DecoderHead(RotaryModule, DecoderLayer, DraftHead):
     """A head whose first decoder layer is its own modules.
 
     Args:
         config: shapes and conventions.
         attention_width: width of the input of q, k and v.
     """
-
-    signed_inv_freq: Tensor
 
     def __init__(self, config: DecoderHeadConfig, attention_width: int) -> None:
         super().__init__()
@@ -229,7 +252,6 @@ class DecoderHead(DecoderLayer, DraftHead):
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         self.register_buffer("draft_token_ids", torch.arange(config.draft_vocab_size))
         self.register_buffer("signed_inv_freq", torch.empty(config.head_dim), persistent=False)
-        self._rope_scale = 1.0
         self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
         self._theta_read: float | None = None
         self.reset_rope(self.signed_inv_freq.device)
@@ -248,10 +270,7 @@ class DecoderHead(DecoderLayer, DraftHead):
         if not self.config.mrope_section:
             return super().rotary_in_grids(axes)
         axis_of = torch.tensor(frequency_axes(self.config) * 2, device=axes.device)
-        return self._factors((axes[axis_of].movedim(0, -1) * self.signed_inv_freq).unsqueeze(-2))
-
-    def _factors(self, angles: Tensor) -> Rotary:
-        return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
+        return self.rotary_factors((axes[axis_of].movedim(0, -1) * self.signed_inv_freq).unsqueeze(-2))
 
     def _set_rope_theta(self, theta: float | None) -> None:
         """Sets the RoPE base; None means the config's base. Other heads that share these weights keep their RoPE
@@ -262,18 +281,6 @@ class DecoderHead(DecoderLayer, DraftHead):
         self.config = replace(self.config, rope_parameters=rope)
         self._buffers = dict(self._buffers)
         self.reset_rope(self.signed_inv_freq.device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        # The frequencies are recomputed, because a change of dtype must not round them. With frequencies in bfloat16,
-        # the angles at position 10,000 are wrong by whole turns.
-        self.reset_rope(self.signed_inv_freq.device)
-        return self
-
-    def reset_rope(self, device: str | torch.device) -> None:
-        """Compute the RoPE frequencies in float32 on `device`; required after building on the meta device."""
-        signed, self._rope_scale = rotary_frequencies(self.config)
-        self.signed_inv_freq = signed.to(device)
 
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:

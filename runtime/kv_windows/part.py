@@ -24,7 +24,7 @@ def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:
     if any(loaded.windows) and loaded.keeps_states:
         _log_whole("the model also has layers with recurrent state")
     elif any(loaded.windows):
-        from wingbeat.runtime.kv_windows.model_windows import ModelWindows
+        from wingbeat.runtime.kv_windows.window_rows import ModelWindows
 
         loaded.add(ModelWindows(loaded.layers, loaded.dtype, loaded.device))
 

@@ -70,13 +70,8 @@ class OnlineTrainer:
         self._loss: nn.Module = self.family.loss(self.head, self.config)
         self._optimizers = build_optimizers(self.head, self.config.learning_rate)
         self.state = TrainingState(self.head, self._optimizers)
-        self._begin_average()
-
-    def _begin_average(self) -> None:
-        """Starts the moving average of the parameters; the exported weights are the average.
-
-        The learning rate does not decay, so the latest parameters are noisy; averaging removes the noise.
-        """
+        # Moving average of the parameters, which is what is exported: the learning rate does not decay, so the latest
+        # parameters are noisy.
         self._average = {name: part.detach().clone() for name, part in self._trained()}
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:

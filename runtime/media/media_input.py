@@ -105,10 +105,3 @@ class MediaInput(NamedTuple):
         """See `PromptSpan.ids`; two consecutive ids contain the whole digest."""
         words = [-1 - (int.from_bytes(self.digest[at : at + _WORD], "little") >> 1) for at in (0, _WORD)]
         return [words[index % 2] for index in range(self.length)]
-
-
-def position_delta(media: tuple[MediaInput, ...]) -> int:
-    """Returns the sum of the media's offsets: the RoPE position of a token after all media, minus the token's position
-    in the sequence.
-    """
-    return sum(one.shift for one in media)

@@ -16,7 +16,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.media.encoder import MediaEncoder
-from wingbeat.runtime.media.media_input import MediaInput, position_delta
+from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.media.positions import rotations
 from wingbeat.runtime.media.telling import tell
 from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk
@@ -134,7 +134,8 @@ class Media(Feature):
 
     def admit(self, seq: Scheduled) -> None:
         """See `Feature.admit`."""
-        delta = position_delta(seq.request.spans)
+        # RoPE position of a token after all media, minus the token's position in the sequence.
+        delta = sum(one.shift for one in seq.request.spans)
         if delta != self._moved.get(seq.slot, 0):
             self._moved[seq.slot] = delta
             self.slots.move(seq.slot, delta)

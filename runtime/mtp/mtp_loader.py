@@ -48,7 +48,7 @@ def load_mtp_modules(
     """
     count = num_mtp_modules(target)
     if not count:
-        raise CheckpointError(why_no_modules(target))
+        raise CheckpointError(f"{target.path} {why_none(target.tensor_files, target.num_layers)}")
     if count > MOST_MODULES:
         raise CheckpointError(f"{target.path} has {count} MTP modules: {MOST_MODULES} at most are supported")
     skeleton = _skeleton(target.config)
@@ -73,11 +73,6 @@ def load_mtp_modules(
         "the verifier's" if modules.items[0].head is modules.items[-1].head and head is not None else "its own",
     )
     return modules.prepare()
-
-
-def why_no_modules(target: TargetDescription) -> str:
-    """A line of text with the reason why a checkpoint has no readable modules."""
-    return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"
 
 
 def _skeleton(config: PretrainedConfig) -> PreTrainedModel:

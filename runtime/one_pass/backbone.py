@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from wingbeat.kernels.layer.reference import silu_mul
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
-from wingbeat.runtime.heads.layer import HeadNorm
-from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
+from wingbeat.runtime.heads.layer import HeadNorm, RotaryModule
+from wingbeat.runtime.heads.rotary import rotate
 from wingbeat.runtime.one_pass.config import OnePassConfig, Slots
 from wingbeat.runtime.one_pass.convolution import GroupedConvolution
 from wingbeat.runtime.verifier.layers.linears import dense_weight
@@ -110,10 +110,9 @@ class StreamNorm(HeadNorm):
         return normed.to(self.weight.dtype)
 
 
-class Backbone(nn.Module):
+class Backbone(RotaryModule):
     """Maps taps to keys and values of the context, and a block of slots to hidden states. H is hidden_size."""
 
-    signed_inv_freq: Tensor
     draft_token_ids: Tensor
     """int64 [draft_vocab_size]: the target id of each draft id."""
 
@@ -136,7 +135,6 @@ class Backbone(nn.Module):
         self.mask_embedding = nn.Parameter(torch.empty(hidden)) if config.mask_token_id is None else None
         self.register_buffer("draft_token_ids", torch.arange(config.draft_vocab_size))
         self.register_buffer("signed_inv_freq", torch.empty(config.head_dim), persistent=False)
-        self._rope_scale = 1.0
         self.reset_rope(self.signed_inv_freq.device)
 
     @property
@@ -171,21 +169,9 @@ class Backbone(nn.Module):
         """Device of the weights."""
         return self.draft_token_ids.device
 
-    def reset_rope(self, device: str | torch.device) -> None:
-        """Compute the RoPE frequencies in float32 on `device`; required after building on the meta device."""
-        signed, self._rope_scale = rotary_frequencies(self.config)
-        self.signed_inv_freq = signed.to(device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        # The frequencies are recomputed, because a change of dtype must not round them.
-        self.reset_rope(self.signed_inv_freq.device)
-        return self
-
     def rotary(self, position_ids: Tensor) -> Rotary:
         """Rotary factors [..., T, 1, D] of positions int64 [..., T]."""
-        angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
-        return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
+        return self.rotary_factors(position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Fuses the target's taps [n, taps_size], lowest layer first, into context vectors [n, H]."""

@@ -88,7 +88,7 @@ class OnePassCheckpoint:
         named = {file_name(name): tensor for name, tensor in plain.items() if file_name(name) in self.shapes}
         mask = self.folder / MASK_FILE
         if mask.is_file():
-            found = torch_tensors(mask, others=True)
+            found = torch_tensors(mask)
             if "embedding" not in found:
                 raise CheckpointError(f"{mask} has no tensor 'embedding'")
             named["mask_embedding"] = found["embedding"].flatten()

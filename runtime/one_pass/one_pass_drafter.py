@@ -22,6 +22,7 @@ from wingbeat.runtime.drafters import growth
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.decided_rows import DecidedRows
 from wingbeat.runtime.drafters.draft_pool import DraftPool
+from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.growth import Growth, Roots, Rules
 from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
@@ -35,9 +36,8 @@ from wingbeat.runtime.one_pass.config import LayerMask
 from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
-from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
-from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
-from wingbeat.runtime.one_pass.walks import ChooseCandidates, grow_along
+from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead, load_parallel_head
+from wingbeat.runtime.one_pass.walks import ChooseCandidates, MarginalWalk, grow_along
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
@@ -234,3 +234,30 @@ def build_one_pass(
     drafter = kind(head, speculation, graph_device_of(options, head.device))
     drafter.load_head, drafter.source, drafter.target = load_head, source, target
     return drafter
+
+
+class ParallelEagleDrafter(EagleDrafter):
+    """Drafter with a P-EAGLE head and its KV; for the arguments see `EagleDrafter`."""
+
+    head: ParallelEagleHead
+    in_one_pass = True
+
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """Runs one pass over the masked slots of all roots, then grows a tree per root from the slots' logits."""
+        hidden = self.hidden[roots.slots][:, None].to(self.dtype)
+        if self.pool.num_drafted:
+            hidden = torch.cat([hidden, self._run_masked(roots, block_tables)], dim=1)
+        return grow_along(self.growth, roots, MarginalWalk(self.head.logits(hidden)), rules)
+
+    def _run_masked(self, roots: Roots, block_tables: Tensor) -> Tensor:
+        """Hidden states [num_reqs, num_masked, H] of the masked slots after the last pairs."""
+        num_context, num_masked = roots.positions[0] - 1, self.pool.num_drafted
+        tables = self.pool.tables(block_tables[roots.slots], num_context)
+        positions = num_context[:, None] + torch.arange(num_masked, device=self.device)
+        mapping = slot_mapping(tables, positions, self.pool.block_size).flatten()
+        segment = self.pool.causal_segment(0, positions, num_context, tables)
+        token_ids = torch.full_like(positions, self.head.mask_token_id).flatten()
+        features = self.head.masked_features()[0].expand(len(token_ids), -1).contiguous()
+        rotary = self.head.rotary(roots.rotated(positions, by_request=True).flatten())
+        attends = self.pool.attends(mapping, [segment], self.head.scaling)
+        return self.head.run_layers(token_ids, features, rotary, attends).unflatten(0, positions.shape)

@@ -1,8 +1,7 @@
 """Modules on a GPU whose weights stay packed; their matrix products run on the kernels of `wingbeat.kernels.packed`."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,7 @@ from wingbeat.kernels.packed.matrix import (
     unpack,
 )
 from wingbeat.kernels.packed.rounding import why_not_rounded, write_rounded
-from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear, product
+from wingbeat.runtime.verifier.layers.linears import PackedParameters, RowsLinear, packed_class, product
 
 if TYPE_CHECKING:
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
@@ -53,18 +52,13 @@ class ExpertMatrices(NamedTuple):
         return ExpertMatrices(self.count, *(None if part is None else part.to(device) for part in self[1:]))
 
 
-class Holder(Packable, nn.Module):
+class Holder(PackedParameters, nn.Module):
     """A module with packed parameters. Its plain parameters are placeholders with the right shape, dtype and device,
     whose values are NaN.
     """
 
     packed_names: tuple[str, ...]
     held: PackedMatrix | ExpertMatrices
-
-    @abstractmethod
-    def dense_parameters(self) -> dict[str, Tensor]:
-        """Returns the packed parameters as floats, by name."""
-        ...
 
     @property
     def packed(self) -> PackedMatrix | ExpertMatrices:
@@ -80,10 +74,6 @@ class Holder(Packable, nn.Module):
             self._parameters[name] = nn.Parameter(one.expand(place.shape), requires_grad=False)
             self.__dict__["held"] = self.held.to(one.device)
         return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({f"{prefix}{name}": weight for name, weight in self.dense_parameters().items()})
 
 
 class WeightHolder(Holder):
@@ -130,12 +120,8 @@ class WeightHolder(Holder):
             part.copy_(value)
 
 
-class PackedLinear(WeightHolder, PackableLinear):
+class PackedLinear(WeightHolder, RowsLinear):
     """A linear layer with a packed weight."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Multiplies [..., in] -> [..., out]."""
-        return self.product(input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
 
     def product(self, rows: Tensor) -> Tensor:
         """See `PackableLinear.product`."""
@@ -282,15 +268,10 @@ def keep_packed(module: nn.Module, held: Any) -> bool | None:
         return None
     kind = type(module)
     if isinstance(held, ExpertMatrices):
-        module.__class__ = _experts_class(kind)
+        module.__class__ = packed_class(kind, PackedExperts)
     elif not isinstance(module, nn.Embedding):
         module.__class__ = PackedLinear
     else:
         module.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
     module.__dict__["held"] = held
     return True
-
-
-@cache
-def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (PackedExperts, kind), {})

@@ -125,7 +125,8 @@ class PrefixKeeper:
             if computing.prefix == prefix:
                 return computing.done
         num_blocks = prefix.num_blocks(self._blocks.block_size)
-        num_new = num_blocks - self._num_pinned_of(prefix)
+        pinned = map(self._blocks.is_pinned, self._blocks.find(prefix.hashed_ids, self._root(prefix)))
+        num_new = num_blocks - sum(pinned)
         if (refusal := self._refusal(prefix, num_blocks, num_new)) is not None:
             done.set_result(refusal)
         elif self._restore(prefix, num_blocks):
@@ -330,9 +331,6 @@ class PrefixKeeper:
             self._states.marks.pop(request_id, None)
         taps = self._engine.contexts.end_recording(request_id) if self._engine.needs.keeps_context else None
         return self._computing.pop(request_id), taps
-
-    def _num_pinned_of(self, prefix: SavedPrefix) -> int:
-        return sum(map(self._blocks.is_pinned, self._blocks.find(prefix.hashed_ids, self._root(prefix))))
 
     @staticmethod
     def _root(prefix: SavedPrefix) -> bytes:

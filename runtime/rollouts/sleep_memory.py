@@ -1,14 +1,33 @@
 """Memory of an engine that a sleep gives back: keys and values, and the weights. All ranks change together."""
 
-from collections.abc import Callable, Sequence
+import ctypes
+import mmap
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
 from wingbeat.kernels.cuda_driver import CudaError
-from wingbeat.runtime.rollouts.host_pages import give_back
 from wingbeat.runtime.rollouts.served_weights import ServedWeights
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier_errors import BackendLost
+
+
+def give_back(tensors: Iterable[Tensor]) -> int:
+    """Gives the memory of host tensors' pages back to the system; returns the number of bytes.
+
+    The tensors keep their addresses and read as zeros afterwards.
+    """
+    madvise, total = ctypes.CDLL(None, use_errno=True).madvise, 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (storage.data_ptr() + storage.nbytes() - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+        if size > 0:
+            if madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
+                raise OSError(ctypes.get_errno(), "madvise(MADV_DONTNEED) failed: memory is not returned to the system")
+            total += size
+    return total
+
 
 KV, WEIGHTS = "kv_cache", "weights"
 TAGS = (WEIGHTS, KV)

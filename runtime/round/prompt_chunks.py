@@ -67,7 +67,7 @@ def in_pieces(chunks: Sequence[Chunk], last_position: int) -> ChunkRows:
     Args:
         last_position: last position that the model supports.
     """
-    counts = np.array([_num_pieces(chunk) for chunk in chunks])
+    counts = np.array([-(-chunk.length // PIECE_ROWS) for chunk in chunks])
     of_chunk = np.repeat(np.arange(len(chunks)), counts)
     begins = (np.arange(len(of_chunk)) - (np.cumsum(counts) - counts)[of_chunk]) * PIECE_ROWS
     close, starts = side_by_side(chunks), row_starts(chunks, PIECE_ROWS)
@@ -91,10 +91,6 @@ def row_starts(chunks: Sequence[Chunk], multiple: int = 1) -> list[int]:
     """Returns the row of each chunk's first token; each chunk's length is rounded up to a multiple of `multiple`."""
     sizes = [-(-chunk.length // multiple) * multiple for chunk in chunks]
     return [0, *np.cumsum(sizes)[:-1].tolist()]
-
-
-def _num_pieces(chunk: Chunk) -> int:
-    return -(-chunk.length // PIECE_ROWS)
 
 
 def _tokens(chunk: Chunk) -> np.ndarray:

@@ -29,7 +29,7 @@ class AdmissionOrder:
 
     def choose(self, waiting: deque[Sequence]) -> Sequence:
         """Returns the sequence to admit next; `waiting` is a non-empty queue in order of arrival."""
-        priority = max(map(_priority, waiting))
+        priority = max(seq.request.params.priority for seq in waiting)
         candidates = [seq for seq in waiting if seq.request.params.priority == priority]
         oldest = self._oldest = candidates[0]
         if oldest.preempted or self._num_in_order < SHORT_TURN - 1:
@@ -41,7 +41,3 @@ class AdmissionOrder:
         """Removes an admitted sequence from the queue."""
         waiting.remove(seq)
         self._num_in_order = self._num_in_order + 1 if seq is self._oldest else 0
-
-
-def _priority(seq: Sequence) -> int:
-    return seq.request.params.priority

@@ -45,7 +45,8 @@ class Mixer:
         self._exit = None if exit is None else self._stand_in(exit, None)
         arguments = inspect.signature(type(module).forward).parameters
         self._cache_name = next(name for name in CACHE_ARGUMENTS if name in arguments)
-        self._forward = self._with_initial_state(module.forward)
+        # The scan starts from the stored state; transformers' Mamba-1 scan starts from zero.
+        self._forward = copied(module, module.forward, {_SCAN: self._scan})
         self._names = inspect.unwrap(type(module).forward).__code__.co_names
         self._chunk_size = getattr(module, "chunk_size", None)
         module.forward = self._call
@@ -139,10 +140,6 @@ class Mixer:
 
         linear.forward = forward
         return original
-
-    def _with_initial_state(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Returns a forward whose scan starts from the stored state; transformers' Mamba-1 scan starts from zero."""
-        return copied(self.module, forward, {_SCAN: self._scan})
 
     def _scan(self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Any:
         """Runs Mamba-1 token by token, like transformers' decoding; tensors are [num_seqs, channels, length]."""

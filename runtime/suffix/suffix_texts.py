@@ -169,7 +169,7 @@ class SuffixTexts:
         """The longest context that has followers; if two are equally long, the request's own automaton is used."""
         places = [_Match(request.own, request.text.cursor), *self._shared.places(request)]
         followed = [_Match(place.automaton, place.automaton.longest_followed(place.cursor)) for place in places]
-        best = max(followed, key=_context_length)
+        best = max(followed, key=lambda match: match.cursor.length)
         return best if best.cursor.length else None
 
     def grow(self, request: KnownText, levels: int) -> list["TextNode"]:
@@ -234,7 +234,3 @@ def _chain(match: _Match, depth: int, least_share: float | None) -> list[TextNod
 
 def _is_likely(score: float, share: float, least_share: float | None) -> bool:
     return score >= _LEAST_SCORE if least_share is None else share >= least_share
-
-
-def _context_length(match: _Match) -> int:
-    return match.cursor.length

@@ -102,7 +102,8 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
         progress("exporting the drafter")
         export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx", media_of(head, encoder))
         layout.write_draft_to_target(plan.out, head.draft_token_ids)
-        layout.write_config(plan.out, _draft_config(plan, head, base))
+        common = _common(plan, layout.DRAFT, plan.drafter) | head_fields(head, base.encoder)
+        layout.write_config(plan.out, DraftEngineConfig(**common, base_fingerprint=base.weights_fingerprint))
     layout.copy_tokenizer(plan.model, plan.out)
     layout.write_config(plan.out, base)
     return layout.EngineDirectory(plan.out)
@@ -199,14 +200,6 @@ def _base_config(
         is_vlm=encoder is not None and encoder.graph == layout.VISUAL,
         encoder=encoder,
         **({} if more is None else more.fields()),
-    )
-
-
-def _draft_config(plan: BuildPlan, head: DecoderHead | OnePassHead, base: BaseEngineConfig) -> DraftEngineConfig:
-    return DraftEngineConfig(
-        **_common(plan, layout.DRAFT, plan.drafter),
-        **head_fields(head, base.encoder),
-        base_fingerprint=base.weights_fingerprint,
     )
 
 

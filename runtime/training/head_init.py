@@ -51,16 +51,21 @@ def start_eagle3(head: EagleHead, weights: VerifierWeights, token_weights: Tenso
     """Fill an EAGLE-3 head's weights as described in `initial_eagle3_head`."""
     hidden = head.hidden_size
     with torch.no_grad():
-        head.draft_token_ids.copy_(frequent_tokens(token_weights, head.config.draft_vocab_size))
-        head.embed_tokens.weight.copy_(weights.embedding)
-        head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
+        copy_outside_layers(head, weights, token_weights)
         head.fc.weight.zero_()[:, -hidden:].fill_diagonal_(1.0)
         # The input of attention is cat[embedding, features], so the verifier's projections are copied to the columns of
         # the features.
         _copy_decoder(head, weights, head.qkv_proj.weight[:, hidden:])
-        copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
-        copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
     head.embed_tokens.weight.requires_grad_(False)
+
+
+def copy_outside_layers(head: Any, weights: VerifierWeights, token_weights: Tensor) -> None:
+    """Copy embedding, output matrix and norms of the verifier; drafts are the most frequent tokens."""
+    head.draft_token_ids.copy_(frequent_tokens(token_weights, head.config.draft_vocab_size))
+    head.embed_tokens.weight.copy_(weights.embedding)
+    head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
+    copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
+    copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
 
 
 def frequent_tokens(token_weights: Tensor, size: int) -> Tensor:

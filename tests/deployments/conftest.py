@@ -37,6 +37,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def wingbeat(capsys: pytest.CaptureFixture[str]):
+    """Run the command; returns exit code, stdout and stderr."""
+    from wingbeat.deployments.cli import main as cli
+
+    def run(*args: str):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(args))
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture
 def fake_ray(monkeypatch: pytest.MonkeyPatch):
     """Puts a `FakeRay` in Ray's and Serve's place; this process's own handlers come back afterwards."""
     from tests.deployments.fake_ray import FakeRay

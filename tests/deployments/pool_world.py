@@ -14,6 +14,12 @@ from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams, Variant
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 class LocalEngines:
     """Engines in this process, with the verifier's stream semantics and a way to kill them."""
 

@@ -6,7 +6,7 @@ from tests.runtime.models import CHAIN, TREE
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
-from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 9
 BLOCKS_PER_SEQ = MAX_LEN // BLOCK_SIZE + 6
@@ -33,6 +33,21 @@ def channel_spec(speculation, taps_size):
         BLOCK_SIZE,
         1 + NUM_SLOTS * BLOCKS_PER_SEQ,
     )
+
+
+def watch_proposals(drafter: StagedDrafter) -> list[tuple[list[int], TokenTree]]:
+    """Returns a list to which every tree that the drafter proposes is added, behind its sequence's tokens."""
+    propose, seen = drafter.propose, []
+
+    def watched(batch):
+        trees = propose(batch)
+        for row, slot in enumerate(batch.proposal_slots.tolist()):
+            history = batch.token_ids[slot, : batch.committed_lens[slot]].tolist()
+            seen.append((history, TokenTree(*(field[row : row + 1] for field in trees))))
+        return trees
+
+    drafter.propose = watched
+    return seen
 
 
 class World:

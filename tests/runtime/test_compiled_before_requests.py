@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import CUDA, fake_gpu, why_not
+from tests.runtime.fake_gpu import CUDA
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import ALTERED, GREEDY, SAMPLED, TREE, engine_config, new_drafter, verifier
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -15,14 +15,6 @@ from wingbeat.kernels.sampling.reference import choose_tokens
 from wingbeat.runtime.engine.memory import reserved_bytes
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-
-
-@pytest.fixture
-def gpu():
-    if (reason := why_not()) is not None:
-        pytest.skip(f"no fake GPU: {reason}")
-    with fake_gpu() as mode:
-        yield mode
 
 
 def test_no_number_of_rows_compiles_a_sampling_kernel_anew(gpu):

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.needs import needs
-from tests.runtime.fake_gpu import CARD, CUDA, FREE_BYTES, FakeGpu, HostWaitError, MixedDevicesError, fake_gpu, why_not
+from tests.runtime.fake_gpu import CARD, CUDA, FREE_BYTES, FakeGpu, HostWaitError, MixedDevicesError
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import (
     ALTERED,
@@ -41,14 +41,6 @@ pytestmark = pytest.mark.few(2)
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
 KINDS = ("eagle-3", "eagle-1", "draft-model", "mtp", "shared_keys", "dflash", "dspark", "dflash2", "p-eagle")
-
-
-@pytest.fixture
-def gpu():
-    if (reason := why_not()) is not None:
-        pytest.skip(f"no fake GPU: {reason}")
-    with fake_gpu() as mode:
-        yield mode
 
 
 @pytest.mark.few(1)

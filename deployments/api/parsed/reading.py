@@ -22,7 +22,7 @@ from wingbeat.deployments.parsing.call_format import (
     one_of,
     text,
 )
-from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser
+from wingbeat.deployments.parsing.formats.call_list import CallListParser, OneCallParser
 from wingbeat.deployments.parsing.message import Filtered, Parser
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import GrammarSpec

@@ -10,7 +10,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import CatalogEntry
 from wingbeat.deployments.log import set_log_level
 from wingbeat.deployments.parts import first_result, merged
-from wingbeat.deployments.replica.engine.engine_setup import EngineSetup, own_engine
+from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -186,7 +186,8 @@ class EngineCalls:
         # A recording holds the hidden states of one set of verifier weights, so a separate recording is made for pushed
         # weights.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
-        self._recording = first_result("observe", self._config, own_engine(self._engine), name)
+        own = getattr(self._engine, "inner", self._engine)  # an optional part may have wrapped the engine
+        self._recording = first_result("observe", self._config, own, name)
         if self._recording is not None:
             self._engine.observe(self._recording.rounds)
 

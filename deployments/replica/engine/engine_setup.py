@@ -76,11 +76,6 @@ class ServedEngine(Protocol):
     def look_for_late_drafter(self) -> None: ...
 
 
-def own_engine(engine: Any) -> Any:
-    """Return the inner engine if an optional part has wrapped it, else `engine`."""
-    return getattr(engine, "inner", engine)
-
-
 class ServedGrammars(Protocol):
     """Compiles grammars of requests, on any thread, within limits of time and memory."""
 

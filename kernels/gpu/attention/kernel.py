@@ -90,42 +90,35 @@ def tree_attention_kernel(
     wait_for_launch(EARLY)
     of_split = num_row_tiles * NUM_KV_HEADS
     unit = tl.program_id(0)  # index over splits (outermost), heads and row tiles
+    num_first = of_split * num_reqs
+    end = unit + 1
     if SPLIT:
-        num_first = of_split * num_reqs
-        end = unit + 1
         split_window = None if ALIKE else window
         if unit >= num_first:
             end = num_first + of_split * count_further_splits(
                 context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys, BLOCK_KEYS
             )
         step = tl.maximum(tl.num_programs(0) - num_first, 1)
-        # `disable_licm` makes each iteration recompute values that do not change, because keeping them takes a third
-        # more registers.
-        for at in tl.range(unit, end, step, num_stages=1, disable_licm=True):
-            req = at // of_split
-            split = 0
+    else:
+        step = 1
+    # `disable_licm` makes each iteration recompute values that do not change, because keeping them takes a third more
+    # registers.
+    for at in tl.range(unit, end, step, num_stages=1, disable_licm=True):
+        req = at // of_split
+        split = 0
+        if SPLIT:  # noqa: SIM102
             if at >= num_first:
                 req, split = find_further_split(
                     req - num_reqs, context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys,
                     BLOCK_KEYS,
                 )  # fmt: skip
-            attend_rows(
-                at, req, split, num_reqs, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr, position_ptr,
-                words_ptr, sink_ptr, out_ptr, partial_ptr, lse_ptr, stride_query_req, stride_query_node,
-                stride_query_head, stride_key_block, stride_key_slot, stride_key_head, stride_value_block,
-                stride_value_slot, stride_value_head, stride_table, stride_position, stride_word_req,
-                stride_word_node, stride_out_req, stride_out_node, stride_out_head, logit_scale, softcap, window,
-                num_query, num_new, num_words, max_keys, num_row_tiles, most_splits, least_keys, SPLIT, GROUP,
-                NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS,
-                TAIL_KEYS, PRECISION, ALIKE,
-            )  # fmt: skip
-    else:
         attend_rows(
-            unit, unit // of_split, 0, num_reqs, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr, position_ptr,
-            words_ptr, sink_ptr, out_ptr, partial_ptr, lse_ptr, stride_query_req, stride_query_node, stride_query_head,
-            stride_key_block, stride_key_slot, stride_key_head, stride_value_block, stride_value_slot,
-            stride_value_head, stride_table, stride_position, stride_word_req, stride_word_node, stride_out_req,
-            stride_out_node, stride_out_head, logit_scale, softcap, window, num_query, num_new, num_words, max_keys,
-            num_row_tiles, most_splits, least_keys, SPLIT, GROUP, NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM,
-            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS, TAIL_KEYS, PRECISION, ALIKE,
+            at, req, split, num_reqs, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr, position_ptr,
+            words_ptr, sink_ptr, out_ptr, partial_ptr, lse_ptr, stride_query_req, stride_query_node,
+            stride_query_head, stride_key_block, stride_key_slot, stride_key_head, stride_value_block,
+            stride_value_slot, stride_value_head, stride_table, stride_position, stride_word_req,
+            stride_word_node, stride_out_req, stride_out_node, stride_out_head, logit_scale, softcap, window,
+            num_query, num_new, num_words, max_keys, num_row_tiles, most_splits, least_keys, SPLIT, GROUP,
+            NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS,
+            TAIL_KEYS, PRECISION, ALIKE,
         )  # fmt: skip

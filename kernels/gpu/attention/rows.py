@@ -28,13 +28,7 @@ def _attend_tile(
     keys,  # int32 [BLOCK_KEYS]: indices in the request's sequence
     visible,  # bool [BLOCK_ROWS, BLOCK_KEYS]; None if every row sees every key
     end,  # keys from here on are not read, unless WHOLE
-    table_ptr,
-    key_ptr,
-    value_ptr,
-    stride_key_block,
-    stride_key_slot,
-    stride_value_block,
-    stride_value_slot,
+    cache,  # the table, keys and values, and the strides of their blocks and slots
     logit_scale,
     softcap,
     BLOCK_SIZE: tl.constexpr,
@@ -45,6 +39,7 @@ def _attend_tile(
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
+    table_ptr, key_ptr, value_ptr, stride_key_block, stride_key_slot, stride_value_block, stride_value_slot = cache
     key_dims = tl.arange(0, BLOCK_KEY_DIM)
     value_dims = tl.arange(0, BLOCK_VALUE_DIM)
     if WHOLE:
@@ -265,6 +260,7 @@ def attend_rows(
     query = tl.load(query_ptrs + key_dims[None, :], mask=live[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
     key_ptr += kv_head * stride_key_head
     value_ptr += kv_head * stride_value_head
+    cache = (table_ptr, key_ptr, value_ptr, stride_key_block, stride_key_slot, stride_value_block, stride_value_slot)
 
     acc = tl.zeros([BLOCK_ROWS, BLOCK_VALUE_DIM], tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -282,30 +278,9 @@ def attend_rows(
         else:
             visible = position[:, None] - keys[None, :] < window
         acc, total, peak = _attend_tile(
-            acc,
-            total,
-            peak,
-            query,
-            keys,
-            visible,
-            high,
-            table_ptr,
-            key_ptr,
-            value_ptr,
-            stride_key_block,
-            stride_key_slot,
-            stride_value_block,
-            stride_value_slot,
-            logit_scale,
-            softcap,
-            BLOCK_SIZE,
-            KEY_DIM,
-            VALUE_DIM,
-            BLOCK_KEY_DIM,
-            BLOCK_VALUE_DIM,
-            PRECISION,
-            True,
-        )
+            acc, total, peak, query, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM, VALUE_DIM,
+            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, PRECISION, True,
+        )  # fmt: skip
     tail = tl.maximum(low, bare)
     if ALIKE and words_ptr is not None:
         # Each node of the tile in turn reads its keys in the order of its path; rows of other nodes do not see these
@@ -320,30 +295,9 @@ def attend_rows(
                 if window is not None:
                     visible = visible & (own_end - 1 - keys < window)[None, :]
                 acc, total, peak = _attend_tile(
-                    acc,
-                    total,
-                    peak,
-                    query,
-                    places,
-                    visible,
-                    end,
-                    table_ptr,
-                    key_ptr,
-                    value_ptr,
-                    stride_key_block,
-                    stride_key_slot,
-                    stride_value_block,
-                    stride_value_slot,
-                    logit_scale,
-                    softcap,
-                    BLOCK_SIZE,
-                    KEY_DIM,
-                    VALUE_DIM,
-                    BLOCK_KEY_DIM,
-                    BLOCK_VALUE_DIM,
-                    PRECISION,
-                    False,
-                )
+                    acc, total, peak, query, places, visible, end, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
+                    VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, PRECISION, False,
+                )  # fmt: skip
     else:
         for start in tl.range(tail, high, TAIL_KEYS, num_stages=1):
             keys = start + tl.arange(0, TAIL_KEYS)
@@ -363,30 +317,9 @@ def attend_rows(
                     key_position = tl.where(new < 0, keys, loaded)
                 visible = visible & (position[:, None] - key_position[None, :] < window)
             acc, total, peak = _attend_tile(
-                acc,
-                total,
-                peak,
-                query,
-                keys,
-                visible,
-                high,
-                table_ptr,
-                key_ptr,
-                value_ptr,
-                stride_key_block,
-                stride_key_slot,
-                stride_value_block,
-                stride_value_slot,
-                logit_scale,
-                softcap,
-                BLOCK_SIZE,
-                KEY_DIM,
-                VALUE_DIM,
-                BLOCK_KEY_DIM,
-                BLOCK_VALUE_DIM,
-                PRECISION,
-                False,
-            )
+                acc, total, peak, query, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
+                VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, PRECISION, False,
+            )  # fmt: skip
 
     seen = total > 0
     acc = acc / tl.where(seen, total, 1.0)[:, None]

@@ -10,7 +10,7 @@ from torch import Tensor
 from wingbeat.kernels.gpu.sampling.integers import largest_of_row, sortable, weight_of
 from wingbeat.kernels.gpu.sampling.noise import FP_FUSION, gumbel, row_keys
 from wingbeat.kernels.gpu.sampling.nucleus import find_edges
-from wingbeat.kernels.gpu.sampling.scores import first_best, is_filtered, keep_best, merge_last, write_best
+from wingbeat.kernels.gpu.sampling.scores import is_filtered, keep_best, merge_last, store_best, write_best
 from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares, slot_of
 from wingbeat.kernels.launching import options, wait_for_launch
 
@@ -78,9 +78,7 @@ def _filter_kernel(
             tl.debug_barrier()
             tl.store(scaled + row * vocab_size + ids, tl.where(kept, values, float("-inf")), mask=mask)
     if out is not None:
-        score, token = first_best(best, best_at)
-        tl.store(best_scores + row * num_splits + split, score)
-        tl.store(best_ids + row * num_splits + split, token)
+        store_best(best, best_at, best_scores, best_ids, row * num_splits + split)
         merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS)
 
 

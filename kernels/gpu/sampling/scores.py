@@ -39,6 +39,14 @@ def first_best(scores, ids):
 
 
 @triton.jit
+def store_best(scores, ids, best_scores, best_ids, share):
+    """Writes the best score of a share, and its token."""
+    score, token = first_best(scores, ids)
+    tl.store(best_scores + share, score)
+    tl.store(best_ids + share, token)
+
+
+@triton.jit
 def write_best(best_scores, best_ids, out, row, num_splits, SPLITS: tl.constexpr):
     """Writes a row's token from the best scores of the row's shares; 0 if every score is -inf."""
     at = tl.arange(0, SPLITS)
@@ -184,9 +192,7 @@ def _scale_kernel(
     share = row * num_splits + split
     tl.store(maxima + share, tl.max(largest, axis=0))
     tl.store(minima + share, tl.min(smallest, axis=0))
-    score, token = first_best(best, best_at)
-    tl.store(best_scores + share, score)
-    tl.store(best_ids + share, token)
+    store_best(best, best_at, best_scores, best_ids, share)
     if out is not None:
         merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS)
 
@@ -219,9 +225,7 @@ def _best_kernel(
         mask = ids < vocab_size
         values = tl.load(logits + row * logits_stride + ids, mask=mask, other=float("-inf")).to(tl.float32)
         best, best_at = keep_best(best, best_at, values, ids)
-    score, token = first_best(best, best_at)
-    tl.store(best_scores + row * num_splits + split, score)
-    tl.store(best_ids + row * num_splits + split, token)
+    store_best(best, best_at, best_scores, best_ids, row * num_splits + split)
     merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS)
 
 

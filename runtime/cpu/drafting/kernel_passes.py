@@ -31,8 +31,7 @@ from wingbeat.runtime.cpu.timing.cpu_threads import tried
 from wingbeat.runtime.cpu.timing.round_trial import ROWS
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Rules
-from wingbeat.runtime.drafters.head_drafter import HeadDrafter
-from wingbeat.runtime.drafters.head_passes import HeadPasses
+from wingbeat.runtime.drafters.head_drafter import HeadDrafter, HeadPasses
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree

@@ -1,8 +1,6 @@
 """Modules whose weights stay packed as in the checkpoint, and are not stored as floats."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +12,7 @@ from wingbeat.kernels.cpu.group_panels import GroupPanels, can_pack
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
-from wingbeat.runtime.verifier.layers.linears import Packable
+from wingbeat.runtime.verifier.layers.linears import PackedParameters, packed_class
 
 if TYPE_CHECKING:
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
@@ -35,16 +33,11 @@ class PackedLinear(InputMajorLinear):
         return super()._apply(fn, recurse)
 
 
-class Held(Packable, ABC):
+class Held(PackedParameters):
     """A module that keeps some parameters packed until the module is moved from the CPU or converted from float32."""
 
     panels: Any = None
     """The packed parameters; None if no parameter is packed."""
-
-    @abstractmethod
-    def dense_parameters(self) -> dict[str, Tensor]:
-        """Returns the packed parameters as floats, by name; empty if no parameter is packed."""
-        ...
 
     def unpack(self) -> None:
         """Stores the packed parameters as floats again."""
@@ -66,10 +59,6 @@ class Held(Packable, ABC):
         # A copy omits the panels, because they contain addresses.
         state = {name: value for name, value in self.__dict__.items() if name != "panels"}
         return state | {"_parameters": self._parameters | _parameters(self.dense_parameters())}
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({f"{prefix}{name}": weight for name, weight in self.dense_parameters().items()})
 
 
 def _parameters(tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
@@ -153,11 +142,6 @@ def _multiply(rows: Tensor, panels: Sequence[GroupPanels]) -> Tensor:
     return kernels.packed_linears(rows.contiguous(), panels)
 
 
-@cache
-def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (PackedExperts, kind), {})
-
-
 def _leaves(fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether `fn` maps a float32 tensor on the CPU to a float32 tensor on the CPU."""
     found = fn(torch.empty(0))
@@ -206,7 +190,7 @@ def keep_packed(module: nn.Module, held: Any) -> bool | None:
         return None
     kind = type(module)
     if isinstance(held, ExpertPanels):
-        module.__class__ = _experts_class(kind)
+        module.__class__ = packed_class(kind, PackedExperts)
     elif isinstance(module, nn.Embedding):
         module.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
     else:

@@ -3,7 +3,7 @@ taps.
 """
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Lattice, Markov, Norm
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.structs import KINDS, Convolution, Heads, Layer, Matrix, layer_of
-from wingbeat.runtime.cpu.heads.kernel_head import KERNEL_DTYPES, embedding_of
+from wingbeat.runtime.cpu.heads.eagle_heads import read_eagle
+from wingbeat.runtime.cpu.heads.kernel_head import KERNEL_DTYPES, AnyKernelHead, KernelHead, embedding_of
 from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, draft_matrices, pack_linear
 from wingbeat.runtime.one_pass.backbone import Backbone, BlockLayer
 from wingbeat.runtime.one_pass.convolution import GroupedConvolution
 from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.one_pass.walks import CandidateSelector, MarkovHead
 
 
@@ -162,3 +164,21 @@ class _Reader:
         wide = tensor.detach().float().contiguous()
         self.held.append(wide)
         return wide.data_ptr()
+
+
+def kernel_head(head: Any) -> AnyKernelHead | None:
+    """Packs a one-pass head's weights for the kernels; None for other heads and unsupported weights."""
+    read = READERS.get(type(head))
+    return None if read is None else read(head)
+
+
+def _read_parallel(head: ParallelEagleHead) -> KernelHead | None:
+    made = read_eagle(head)
+    if made is not None:
+        features = head.masked_features().detach().float().contiguous()
+        made.head.mask_features, made.head.mask_token = features.data_ptr(), head.mask_token_id
+        made.held.append(features)
+    return made
+
+
+READERS = {OnePassHead: KernelBlock.from_head, ParallelEagleHead: _read_parallel}

@@ -7,7 +7,7 @@ from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.one_pass.config import LatticeConfig, OnePassConfig
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
-from wingbeat.runtime.training.head_init import copy_layer, copy_tensors, frequent_tokens, start_eagle3
+from wingbeat.runtime.training.head_init import copy_layer, copy_outside_layers, copy_tensors, start_eagle3
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 _GROUPS = 16
@@ -38,13 +38,9 @@ def initial_one_pass_head(
     torch.manual_seed(seed)
     head = OnePassHead(config)
     with torch.no_grad():
-        head.draft_token_ids.copy_(frequent_tokens(token_weights, config.draft_vocab_size))
-        head.embed_tokens.weight.copy_(weights.embedding)
-        head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
+        copy_outside_layers(head, weights, token_weights)
         if config.target_hidden_size == config.hidden_size:
             head.fc.weight.zero_()[:, -config.hidden_size :].fill_diagonal_(1.0)
-        copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
-        copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
         if head.key_norms is not None:
             head.key_norms.fill_(1.0)
             for norm in head.key_norms:

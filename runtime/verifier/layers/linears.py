@@ -5,6 +5,8 @@ logits.
 """
 
 import logging
+from abc import ABC, abstractmethod
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -67,6 +69,25 @@ class Packable:
         return self.packed_tensors() or [self.weight.data]
 
 
+class PackedParameters(Packable, ABC):
+    """A packable module that is saved with its parameters as floats."""
+
+    @abstractmethod
+    def dense_parameters(self) -> dict[str, Tensor]:
+        """Returns the packed parameters as floats, by name; empty if no parameter is packed."""
+        ...
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({f"{prefix}{name}": weight for name, weight in self.dense_parameters().items()})
+
+
+@cache
+def packed_class(kind: type[nn.Module], packed: type[PackedParameters]) -> type[nn.Module]:
+    """Returns the class of modules of a kind whose parameters are packed."""
+    return type(kind.__name__, (packed, kind), {})
+
+
 class Packed(Protocol):
     """A weight in packed form."""
 
@@ -110,6 +131,14 @@ class PackableLinear(Packable, nn.Linear):
     def write_bias(self, bias: Tensor) -> None:
         """Writes a new bias [out]."""
         self.bias.data.copy_(bias)
+
+
+class RowsLinear(PackableLinear):
+    """A linear layer whose forward is its `product` over flat rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiplies [..., in] -> [..., out]."""
+        return self.product(input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> None:

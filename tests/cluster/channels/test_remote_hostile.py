@@ -21,11 +21,15 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.tcp import remote_handshake
 from wingbeat.cluster.channels.tcp.remote_address import RemoteAddress
-from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel, RemoteDrafterSide, RemoteVerifierSide
+from wingbeat.cluster.channels.tcp.remote_channel import (
+    MOST_PENDING,
+    RemoteChannel,
+    RemoteDrafterSide,
+    RemoteVerifierSide,
+)
 from wingbeat.cluster.channels.tcp.remote_connection import START_BYTES, Connection, FrameError
 from wingbeat.cluster.channels.tcp.remote_frames import _Round
 from wingbeat.cluster.channels.tcp.remote_handshake import new_secret
-from wingbeat.cluster.channels.tcp.remote_listener import MOST_PENDING
 from wingbeat.runtime.protocol.messages import REPLY_WORDS
 
 MESSAGE_BYTES = 256

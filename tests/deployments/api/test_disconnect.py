@@ -2,17 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
 
 from tests.deployments.http_world import Connection, FakePool
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
+from tests.deployments.pool_world import until
 
 
 class TestDisconnect:

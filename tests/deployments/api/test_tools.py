@@ -185,7 +185,7 @@ class TestAnswers:
             assert mine[-1]["finish_reason"] == "tool_calls"
 
     def test_a_parser_of_a_user_is_taken_by_import_path(self):
-        parsers = ChatParsers("wingbeat.deployments.parsing.mistral:MistralParser")
+        parsers = ChatParsers("wingbeat.deployments.parsing.formats.mistral:MistralParser")
         got = message(chat(ToolPool(f"[TOOL_CALLS]weather{ARGUMENTS}"), parsers=parsers, tools=[WEATHER]))
         assert json.loads(got["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
         assert len(got["tool_calls"][0]["id"]) == 9

@@ -2,28 +2,13 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from wingbeat.deployments.cli import main as cli
 from wingbeat.runtime.demo import demo_pair
 
 
-@pytest.fixture
-def wingbeat(capsys):
-    """Run the command; returns exit code, stdout and stderr."""
-
-    def run(*args: str):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(list(args))
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
-
-    return run
-
-
-@pytest.mark.few(4)
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("command", "hint"),
     [
@@ -46,6 +31,22 @@ def wingbeat(capsys):
             "family='p-eagle' does not have this setting",
         ),
         ("train drafter --verifier v --output out --family medusa", "--family"),
+        ("generate", "PROMPT"),
+        ("generate hi --prompt-ids 1", "PROMPT"),
+        ("generate hi --top-p 2", "--top-p 2"),
+        ("generate hi --temperature nan", "--temperature"),
+        ("generate hi --max-tokens 0", "--max-tokens 0"),
+        ("generate hi --max-tokens many", "--max-tokens many"),
+        ("generate hi --seed 9223372036854775808", "--seed"),
+        ("generate --prompt-ids 1,x", "--prompt-ids x"),
+        ("generate --prompt-ids 1,-2", "--prompt-ids"),
+        ("generate hi --model /nowhere", "/nowhere"),
+        ("generate hi --drafter nonsense", "nonsense"),
+        ("generate hi --draft-steps 0", "draft_steps is 0"),
+        ("generate hi --dtype int4", "--dtype int4"),
+        ("generate hi --wings 2", "--wings"),
+        ("generate hi there", "there"),
+        ("generate hi --stop=", "--stop"),
         ("train wings", "wings"),
         ("fly", "fly"),
     ],

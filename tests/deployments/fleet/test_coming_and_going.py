@@ -1,22 +1,16 @@
 """Engines that come and go: requests wait for them, leave them and go on elsewhere, and no text changes."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens
+from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens, until
 from tests.fakes import FakeEngine, expected_tokens
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
 
 NARROW = partial(FakeEngine, max_num_seqs=2)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def start(pool: EnginePool, number: int, count: int = 100) -> asyncio.Task:

@@ -1,20 +1,15 @@
 """An update replaces the engines one at a time, as a router that has requests running sees it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
 import pytest
 
-from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens
+from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens, until
 from tests.fakes import expected_tokens
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.replica.verifier_replica import OtherModel
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def start(pool: EnginePool, number: int) -> asyncio.Task:

@@ -124,35 +124,6 @@ class TestGenerate:
         assert "--prompt-ids" in wingbeat("generate", "hi", llm=llm).err
 
 
-@pytest.mark.few(6)
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        ("generate", "PROMPT"),
-        ("generate hi --prompt-ids 1", "PROMPT"),
-        ("generate hi --top-p 2", "--top-p 2"),
-        ("generate hi --temperature nan", "--temperature"),
-        ("generate hi --max-tokens 0", "--max-tokens 0"),
-        ("generate hi --max-tokens many", "--max-tokens many"),
-        ("generate hi --seed 9223372036854775808", "--seed"),
-        ("generate --prompt-ids 1,x", "--prompt-ids x"),
-        ("generate --prompt-ids 1,-2", "--prompt-ids"),
-        ("generate hi --model /nowhere", "/nowhere"),
-        ("generate hi --drafter nonsense", "nonsense"),
-        ("generate hi --draft-steps 0", "draft_steps is 0"),
-        ("generate hi --dtype int4", "--dtype int4"),
-        ("generate hi --wings 2", "--wings"),
-        ("generate hi there", "there"),
-        ("generate hi --stop=", "--stop"),
-    ],
-)
-def test_errors_are_one_line_and_exit_code_2(wingbeat, command, hint):
-    got = wingbeat(*command.split())
-    assert (got.code, got.out) == (2, "")
-    assert got.err.count("\n") == 1
-    assert hint in got.err
-
-
 @pytest.mark.parametrize(
     ("args", "hint"),
     [(["x" * 300], "--max-model-len"), (["x", "--max-tokens", "300"], "--max-tokens"), ([""], "empty")],

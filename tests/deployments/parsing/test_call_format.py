@@ -22,15 +22,15 @@ from wingbeat.deployments.api.errors import as_api_error
 from wingbeat.deployments.api.parsed.reading import reading_of
 from wingbeat.deployments.fleet.interface import RequestRefused
 from wingbeat.deployments.parsing.call_format import Function
-from wingbeat.deployments.parsing.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
-from wingbeat.deployments.parsing.harmony import HarmonyParser
-from wingbeat.deployments.parsing.hermes import HermesParser
-from wingbeat.deployments.parsing.llama_json import LlamaJsonParser
-from wingbeat.deployments.parsing.marked_json import KimiK2Parser
+from wingbeat.deployments.parsing.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from wingbeat.deployments.parsing.formats.harmony import HarmonyParser
+from wingbeat.deployments.parsing.formats.hermes import HermesParser
+from wingbeat.deployments.parsing.formats.llama_json import LlamaJsonParser
+from wingbeat.deployments.parsing.formats.marked_json import KimiK2Parser
+from wingbeat.deployments.parsing.formats.mistral import MistralParser
+from wingbeat.deployments.parsing.formats.tagged_text import Glm45Parser, Qwen3CoderParser
 from wingbeat.deployments.parsing.message import MessageDelta, Parser
-from wingbeat.deployments.parsing.mistral import MistralParser
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.deployments.parsing.tagged_text import Glm45Parser, Qwen3CoderParser
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.grammar_masker import RequestGrammar
 from wingbeat.runtime.scheduling.request import GrammarSpec

@@ -17,8 +17,8 @@ from tests.deployments.parsing.test_model_formats import (
 )
 from tests.deployments.tool_world import CALL, WEATHER, ToolPool, chat, post
 from wingbeat.deployments.parsing.call_format import Function
-from wingbeat.deployments.parsing.call_list import CallListParser
-from wingbeat.deployments.parsing.llama_json import LlamaJsonParser
+from wingbeat.deployments.parsing.formats.call_list import CallListParser
+from wingbeat.deployments.parsing.formats.llama_json import LlamaJsonParser
 from wingbeat.deployments.parsing.message import MessageDelta, Parser
 from wingbeat.deployments.parsing.names import REASONING_PARSERS, TOOL_CALL_PARSERS, load_parser
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.deployments.parsing.test_parsers import counting
 from wingbeat.deployments.parsing.call_format import Function
-from wingbeat.deployments.parsing.deepseek import (
+from wingbeat.deployments.parsing.formats.deepseek import (
     CALL,
     CALL_END,
     SECTION,
@@ -17,10 +17,10 @@ from wingbeat.deployments.parsing.deepseek import (
     DeepSeekV3Parser,
     DeepSeekV31Parser,
 )
-from wingbeat.deployments.parsing.marked_json import KimiK2Parser
+from wingbeat.deployments.parsing.formats.marked_json import KimiK2Parser
+from wingbeat.deployments.parsing.formats.pythonic import PythonicParser
+from wingbeat.deployments.parsing.formats.tagged_text import Glm45Parser, Qwen3CoderParser
 from wingbeat.deployments.parsing.message import MessageDelta, Parser
-from wingbeat.deployments.parsing.pythonic import PythonicParser
-from wingbeat.deployments.parsing.tagged_text import Glm45Parser, Qwen3CoderParser
 
 FUNCTIONS = [
     Function(

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser
-from wingbeat.deployments.parsing.harmony import HarmonyParser
-from wingbeat.deployments.parsing.hermes import HermesParser
-from wingbeat.deployments.parsing.llama_json import LlamaJsonParser
+from wingbeat.deployments.parsing.formats.call_list import CallListParser, OneCallParser
+from wingbeat.deployments.parsing.formats.harmony import HarmonyParser
+from wingbeat.deployments.parsing.formats.hermes import HermesParser
+from wingbeat.deployments.parsing.formats.llama_json import LlamaJsonParser
+from wingbeat.deployments.parsing.formats.mistral import MistralParser
+from wingbeat.deployments.parsing.formats.thinking import MistralThinkingParser, OpenThinkingParser, ThinkingParser
 from wingbeat.deployments.parsing.message import MessageDelta, PlainText, ReasoningThenCalls
-from wingbeat.deployments.parsing.mistral import MistralParser
-from wingbeat.deployments.parsing.thinking import MistralThinkingParser, OpenThinkingParser, ThinkingParser
 
 ARGUMENTS = '{"city": "Paris \\"é\\" }] </tool_call> [TOOL_CALLS] {", "days": [1, {"a": null}], "x": -1.5e3}'
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.deployments.http_world import byte_tokenizer
 from tests.deployments.tool_world import TEMPLATE
-from wingbeat.deployments.parsing.deepseek import CALL, SECTION, SEPARATOR
+from wingbeat.deployments.parsing.formats.deepseek import CALL, SECTION, SEPARATOR
 from wingbeat.deployments.parsing.names import REASONING_PARSERS, TOOL_CALL_PARSERS
 from wingbeat.deployments.parsing.registry import Parsers, recognise
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.deployments.pool_world import LocalEngines, collect, run, tokens
+from tests.deployments.pool_world import LocalEngines, collect, run, tokens, until
 from tests.runtime.models import PROMPT_LENS, engine_config, greedy_params, new_engine, random_prompts, reference
 from tests.runtime.prefix_world import SMALL, store_of
 from wingbeat.deployments.fleet.engine_pool import EnginePool
@@ -26,12 +26,6 @@ def keeping_engine(round_s: float = 0.0, folder=None):
 
 
 prefixes = FleetPrefixes
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def names(source: LocalEngines, engine_id: str) -> list[str]:

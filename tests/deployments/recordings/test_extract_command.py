@@ -2,25 +2,10 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from wingbeat.deployments.cli import main as cli
 from wingbeat.runtime.recordings.reader import RecordingReader
-
-
-@pytest.fixture
-def wingbeat(capsys):
-    """Run the command; returns exit code, stdout and stderr."""
-
-    def run(*args: str):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(list(args))
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
-
-    return run
 
 
 @pytest.fixture

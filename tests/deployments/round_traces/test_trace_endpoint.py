@@ -10,8 +10,7 @@ from pydantic import SecretStr
 
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.round_traces.chrome_trace import Record
-from wingbeat.deployments.round_traces.routes import add_trace_route
+from wingbeat.deployments.round_traces.routes import Record, add_trace_route
 
 KEY, OPERATOR = SecretStr("key"), SecretStr("operator")
 

@@ -7,7 +7,7 @@ from wingbeat.deployments import launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import ServedApplication, StartError
 from wingbeat.deployments.parts import hooks
-from wingbeat.deployments.start_checks import cluster_room
+from wingbeat.deployments.start_checks import room
 from wingbeat.deployments.start_checks.room import Group, check_node_gpus, check_room, gpus_of_pair
 
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
@@ -16,7 +16,7 @@ ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
 def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fake_ray, monkeypatch):
     fake = fake_ray()
     monkeypatch.setattr(launch, "hooks", lambda name: hooks(name) if name == "check_in_cluster" else ())
-    monkeypatch.setattr(cluster_room, "node_gpus", lambda: [0.0])
+    monkeypatch.setattr(room, "node_gpus", lambda: [0.0])
     with pytest.raises(StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
         ServedApplication(ON_GPU).start()
     assert "run" not in fake.calls

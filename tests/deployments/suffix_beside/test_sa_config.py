@@ -8,9 +8,9 @@ from wingbeat.deployments.vllm_words.speculative_config import PLACE, SPECULATIV
 @pytest.mark.parametrize(("value", "beside"), [({}, True), ({"threshold": 4}, True), (True, True), (False, False)])
 def test_the_word_of_tensorrt_llm_stands_for_it(value, beside):
     row = SPECULATIVE[f"{PLACE}.sa_config"]
-    assert row.read("sa_config", value, {}) == {"suffix_beside": beside}
+    assert row.read(value, {}) == {"suffix_beside": beside}
 
 
 def test_another_value_is_refused():
     with pytest.raises(ValueError, match="must be an object"):
-        SPECULATIVE[f"{PLACE}.sa_config"].read("sa_config", "yes", {})
+        SPECULATIVE[f"{PLACE}.sa_config"].read("yes", {})

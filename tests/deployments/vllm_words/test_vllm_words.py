@@ -294,15 +294,15 @@ def test_words_that_only_wingbeat_has_stay_as_they_are():
 @pytest.mark.parametrize("name", [name for name, row in VLLM.items() if row.kind == "left out"])
 def test_what_nothing_needs_is_left_out_or_refused_and_never_silent(name: str):
     row = VLLM[name]
-    assert row.read(name, row.values[0] if row.values else "x", {}) == {}
+    assert row.read(row.values[0] if row.values else "x", {}) == {}
     if row.values:
         with pytest.raises(ValueError, match=r"\w"):
-            row.read(name, "something else", {})
+            row.read("something else", {})
 
 
 @pytest.mark.parametrize("name", [name for name, row in VLLM.items() if row.kind == "refused"])
 def test_what_is_refused_says_so_and_asks_for_nothing_when_off(name: str):
-    assert VLLM[name].read(name, False, {}) == {}
+    assert VLLM[name].read(False, {}) == {}
     if name not in COMMANDS_OWN and "." not in name:
         with pytest.raises(UserError, match=f"^{option_name(name)} "):
             without_vllm([MODEL, *([option_name(name)] if VLLM[name].flag else [option_name(name), "7"])], AppConfig)
@@ -368,10 +368,10 @@ def test_help_and_completion_know_nothing_of_it():
 def test_what_vllm_captures_is_read_by_its_mode(value, settings):
     read = VLLM["compilation_config"].read
     if isinstance(settings, dict):
-        assert read("compilation_config", value, {}) == settings
+        assert read(value, {}) == settings
         return
     with pytest.raises(ValueError, match="^" + re.escape(settings)):
-        read("compilation_config", value, {})
+        read(value, {})
 
 
 @pytest.mark.few(3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.kernels.drawn import draw
 from wingbeat.kernels.experts.product import Routes, grouped_product
 
 pytestmark = [pytest.mark.few(5), pytest.mark.usefixtures("poisoned_memory")]
@@ -10,10 +11,6 @@ pytestmark = [pytest.mark.few(5), pytest.mark.usefixtures("poisoned_memory")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2}
 """Triton's interpreter multiplies no matrices of bfloat16."""
-
-
-def draw(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.drawn import draw
 from wingbeat.kernels.few_rows import embedded
 from wingbeat.kernels.gpu import embedded as kernels
 from wingbeat.kernels.layer.draft_rows import Pairs, Projection, Stored
@@ -14,10 +15,6 @@ pytestmark = [pytest.mark.few(4), pytest.mark.usefixtures("poisoned_memory")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2}
 HEADS, KV_HEADS, BLOCK_SIZE, VOCAB = 4, 2, 4, 11
-
-
-def draw(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def arguments(num_rows: int, size: int, dim: int, dtype: torch.dtype, *, as_tree: bool, with_norms: bool) -> tuple:

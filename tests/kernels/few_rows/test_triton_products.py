@@ -6,6 +6,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
+from tests.kernels.drawn import draw
 from wingbeat.kernels.few_rows.product import few_rows_product, new_counters
 from wingbeat.kernels.gpu import products as kernels
 from wingbeat.kernels.gpu.attention.device import KNOWN
@@ -16,10 +17,6 @@ pytestmark = [pytest.mark.few(6), pytest.mark.usefixtures("poisoned_memory")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2}
 """Triton's interpreter multiplies no matrices of bfloat16."""
-
-
-def draw(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
-from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec
+from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec, watch_proposals
 from tests.runtime.heads.test_refused_early import start
 from tests.runtime.models import (
     CHAIN,
@@ -32,7 +32,6 @@ from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import VocabularyError
 from wingbeat.runtime.llm import connect
-from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
@@ -252,17 +251,8 @@ def test_the_engine_sends_the_keys_that_its_layers_share(root, speculation, late
     """Every tree of a run equals transformers' one, replayed contexts or not; the text is generate()'s."""
     folders = saved(root)
     loaded = load_model(folders[0], torch.float32, torch.device("cpu"))
-    drafter, slow, seen = build(folders, speculation), Slow(folders), []
-    propose = drafter.propose
-
-    def watched(batch):
-        trees = propose(batch)
-        for row, slot in enumerate(batch.proposal_slots.tolist()):
-            history = batch.token_ids[slot, : batch.committed_lens[slot]].tolist()
-            seen.append((history, TokenTree(*(field[row : row + 1] for field in trees))))
-        return trees
-
-    drafter.propose = watched
+    drafter, slow = build(folders, speculation), Slow(folders)
+    seen = watch_proposals(drafter)
     prompts = random_prompts((5, 17, 40))
     engine = Engine(loaded, engine_config(speculation, max_num_batched_tokens=16), drafter.needs)
     run = Run(engine, prompts, greedy_params(24))

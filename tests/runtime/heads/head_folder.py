@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from wingbeat.runtime.heads.eagle3 import EagleHead
@@ -35,3 +36,8 @@ def edit_tensors(folder, edit) -> None:
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors")
+
+
+def same_head(one: EagleHead, other: EagleHead) -> bool:
+    left, right = one.state_dict(), other.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

@@ -8,10 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.runtime.heads.head_folder import DRAFT_VOCAB, HIDDEN, LAYERS, VOCAB, edit_config, edit_tensors, load
+from tests.runtime.heads.head_folder import (
+    DRAFT_VOCAB,
+    HIDDEN,
+    LAYERS,
+    VOCAB,
+    edit_config,
+    edit_tensors,
+    load,
+    same_head,
+)
 from wingbeat.runtime.heads import head_config, plain_weights
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError
 from wingbeat.runtime.heads.load import CheckpointError, head_conventions
 from wingbeat.runtime.heads.save import save_eagle_head
@@ -22,11 +30,6 @@ Q_PROJ = "midlayer.self_attn.q_proj.weight"
 
 def readings(folder):
     return head_conventions(folder, TargetDescription(folder, HIDDEN, LAYERS, VOCAB))
-
-
-def same_head(one: EagleHead, other: EagleHead) -> bool:
-    left, right = one.state_dict(), other.state_dict()
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_what_is_saved_is_loaded(head, folder):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests.runtime.eagle_formula import Recipe, random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
-from tests.runtime.heads.head_folder import target_of
+from tests.runtime.heads.head_folder import same_head, target_of
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.load import head_conventions, load_eagle_head
@@ -50,18 +50,13 @@ def filled(head):
     return head.requires_grad_(False)
 
 
-def same(one, other):
-    left, right = one.state_dict(), other.state_dict()
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_is_read_back_in_one_reading(name, tmp_path):
     layout, fields = CASES[name]
     head = filled(EagleHead(EagleHeadConfig(**fields)))
     save_eagle_head(head, tmp_path, layout=layout)
     loaded = load_eagle_head(tmp_path, target())
-    assert same(loaded, head)
+    assert same_head(loaded, head)
     assert loaded.config == head.config
     assert head_conventions(tmp_path, target()) == (head.convention,)
 
@@ -76,7 +71,7 @@ def test_an_eagle1_head_is_written_as_safeailab_does(tmp_path):
     assert not {"lm_head.weight", "embed_tokens.weight", "d2t", "t2d"} & names
     assert {"fc.weight", "fc.bias", "layers.0.self_attn.q_proj.bias"} <= names
     loaded = load_eagle_head(tmp_path, target(embedding=head.embed_tokens.weight, lm_head=head.lm_head.weight))
-    assert same(loaded, head)
+    assert same_head(loaded, head)
     assert loaded.config == head.config
 
 

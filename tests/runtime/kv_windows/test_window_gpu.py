@@ -5,7 +5,6 @@ from transformers import Gemma3TextConfig, GptOssConfig
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import (
     CHAIN,
@@ -31,14 +30,6 @@ CONFIGS = {
         **SHAPE, **IDS, **LAYERS, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False
     ),
 }
-
-
-@pytest.fixture
-def gpu():
-    if (reason := why_not()) is not None:
-        pytest.skip(f"no fake GPU: {reason}")
-    with fake_gpu() as mode:
-        yield mode
 
 
 @pytest.mark.few(2)

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from tests.runtime.models import Run
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.kv_windows.model_windows import ModelWindows
 from wingbeat.runtime.kv_windows.window_blocks import NO_PLACE
+from wingbeat.runtime.kv_windows.window_rows import ModelWindows
 from wingbeat.runtime.kv_windows.windowed_cache import WindowedCache
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 

@@ -19,20 +19,12 @@ from wingbeat.runtime.scheduling.request import Request
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import CUDA, fake_gpu, why_not
+from tests.runtime.fake_gpu import CUDA
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import CHAIN, GREEDY, TREE, engine_config, llama, new_drafter, new_model, verifier
 
 ADAPTED = {"_shrink_kernel": 4, "_expand_kernel": 4}
 """Adapter kernels of a layer."""
-
-
-@pytest.fixture
-def gpu():
-    if (reason := why_not()) is not None:
-        pytest.skip(f"no fake GPU: {reason}")
-    with fake_gpu() as mode:
-        yield mode
 
 
 class OpenDevice(FakeGraphDevice):

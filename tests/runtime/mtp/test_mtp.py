@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.modeling_layers import MtpModel
 
-from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec
+from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec, watch_proposals
 from tests.runtime.graphs.test_graph_runner import FakeDevice
 from tests.runtime.models import (
     CHAIN,
@@ -24,7 +24,6 @@ from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.mtp.mtp_drafter import MtpDrafter, build_mtp
 from wingbeat.runtime.mtp.mtp_loader import load_mtp_modules
-from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
@@ -159,16 +158,7 @@ def test_the_engine_feeds_modules_what_they_are_made_for(tmp_path, family, count
     loaded = load_model(tmp_path, torch.float32, torch.device("cpu"))
     target = TargetDescription.from_checkpoint(tmp_path)
     drafter = build_mtp("mtp", target, speculation, DrafterOptions())
-    propose, seen = drafter.propose, []
-
-    def watched(batch):
-        trees = propose(batch)
-        for row, slot in enumerate(batch.proposal_slots.tolist()):
-            history = batch.token_ids[slot, : batch.committed_lens[slot]].tolist()
-            seen.append((history, TokenTree(*(field[row : row + 1] for field in trees))))
-        return trees
-
-    drafter.propose = watched
+    seen = watch_proposals(drafter)
     prompts = random_prompts((5, 17, 3))
     tokens, engine = generate(loaded, engine_config(speculation), drafter, prompts, greedy_params(24))
     assert tokens == greedy(loaded.model, prompts, 24)[0]

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import CUDA, fake_gpu, why_not
+from tests.runtime.fake_gpu import CUDA
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import (
     ALTERED,
@@ -37,14 +37,6 @@ LONG = replace(GREEDY, max_tokens=8)
 TEMPERED = replace(LONG, temperature=0.8, seed=3)
 WHOLE = Counter(graph=1, copy_=1)
 """Launches of a round in one graph: the graph, and the copy of its tokens to the host."""
-
-
-@pytest.fixture
-def gpu():
-    if (reason := why_not()) is not None:
-        pytest.skip(f"no fake GPU: {reason}")
-    with fake_gpu() as mode:
-        yield mode
 
 
 def served(gpu, params, shape=CHAIN, num_slots=1, kind="eagle-3", **how):

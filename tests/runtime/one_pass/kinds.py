@@ -18,9 +18,8 @@ from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, MarkovCon
 from wingbeat.runtime.one_pass.families import OnePassFamily
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
-from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
+from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter, ParallelEagleDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead, load_parallel_head
-from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 
 _ANY_TARGET = SimpleNamespace(
     hidden_size=HIDDEN_SIZE, num_layers=4, vocab_size=VOCAB_SIZE, embedding=lambda: None, lm_head=lambda: None

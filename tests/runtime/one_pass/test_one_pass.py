@@ -14,9 +14,8 @@ from tests.runtime.one_pass.parallel_eagle_world import ParallelReference, paral
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.one_pass.load import read_one_pass_checkpoint
-from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
+from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter, ParallelEagleDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
-from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 
 SHIFTED = {name for name in FAMILIES if name.startswith("dspark") and name != "dspark-fill-in"}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}

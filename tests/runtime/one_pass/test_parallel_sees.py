@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.runtime.media.test_drafter_sees import ALL, NUM_TOKENS, check_same_drafts, drafts_of, head_for, tokens_of
+from wingbeat.runtime.one_pass.one_pass_drafter import ParallelEagleDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
-from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 
 
 @pytest.mark.few(1)

@@ -20,7 +20,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.tensor_parallel.recorded_ranks import OPS, RecordedRank
-from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
+from tests.runtime.tensor_parallel.two_ranks import led_engine, led_model
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.engine_checks.graph_check import check_graphs
@@ -38,13 +38,6 @@ EVEN = {"vocab_size": 96}
 PROMPTS = random_prompts(PROMPT_LENS, 96)[:3]
 PARAMS = [greedy_params(count) for count in COUNTS]
 LIMITS = engine_config(max_num_seqs=2)
-
-
-@pytest.fixture(scope="module")
-def second():
-    rank = SecondRank()
-    yield rank
-    rank.kill()
 
 
 def expected_of(model):

@@ -16,7 +16,7 @@ from tests.runtime.models import (
     random_prompts,
 )
 from tests.runtime.tensor_parallel.recorded_ranks import OPS, RecordedRank
-from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
+from tests.runtime.tensor_parallel.two_ranks import led_engine, led_model
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.fused import layers as fused
 from wingbeat.runtime.fused.layers import FusedLayer
@@ -29,13 +29,6 @@ LENGTH = 16
 EVEN = {"vocab_size": 96}
 PROMPTS = random_prompts(PROMPT_LENS, 96)
 NAMES = ("all", "attention", "patterned")
-
-
-@pytest.fixture(scope="module")
-def second():
-    rank = SecondRank()
-    yield rank
-    rank.kill()
 
 
 def folders(root, model, names=NAMES):

@@ -1,13 +1,11 @@
 """Launches of a rank's captured rounds on a GPU of shapes: nothing waits, and each layer adds only its sums."""
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import FakeGpu, fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import CHAIN, GREEDY, SAMPLED, TREE, engine_config, new_drafter, serve, verifier
 from tests.runtime.tensor_parallel.gpu_ranks import QueuedRanks, RankGraphDevice, group_of_two, shard
@@ -22,14 +20,6 @@ from wingbeat.runtime.tensor_parallel.round_message import unpack
 SHAPES = {"plain": TREE, "chain": CHAIN, "tree": TREE}
 MOST = 1.3
 """Launches of a rank's layer for one of a whole model's."""
-
-
-@pytest.fixture
-def gpu() -> Iterator[FakeGpu]:
-    if (reason := why_not()) is not None:
-        pytest.skip(f"no fake GPU: {reason}")
-    with fake_gpu() as mode:
-        yield mode
 
 
 def captured(gpu, shape, num_layers):

@@ -76,13 +76,6 @@ def physical(pid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def second() -> Iterator[SecondRank]:
-    rank = SecondRank()
-    yield rank
-    rank.kill()
-
-
-@pytest.fixture(scope="module")
 def texts() -> dict[str, list[list[int]]]:
     """Texts of one process by the old weights and by the new ones."""
     return {

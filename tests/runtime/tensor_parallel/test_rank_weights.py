@@ -8,18 +8,11 @@ from tests.runtime.models import Run, engine_config, generate, greedy_params, no
 from tests.runtime.rollouts.test_served_weights import moved, values_of
 from tests.runtime.tensor_parallel.recorded_ranks import RecordedRank
 from tests.runtime.tensor_parallel.test_ranks import EVEN, PROMPTS
-from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
+from tests.runtime.tensor_parallel.two_ranks import led_engine, led_model
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 LENGTH = 24
-
-
-@pytest.fixture(scope="module")
-def second():
-    rank = SecondRank()
-    yield rank
-    rank.kill()
 
 
 def written_by(model) -> list[list[int]]:

@@ -22,7 +22,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.tensor_parallel.recorded_ranks import RecordedRank
-from tests.runtime.tensor_parallel.two_ranks import DEVICE, SecondRank, led_engine, led_model
+from tests.runtime.tensor_parallel.two_ranks import DEVICE, led_engine, led_model
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_parallel import ranks
@@ -35,13 +35,6 @@ from wingbeat.runtime.verifier_errors import BackendLost
 LENGTH = 32
 EVEN = {"vocab_size": 96}
 PROMPTS = random_prompts(PROMPT_LENS, 96)
-
-
-@pytest.fixture(scope="module")
-def second():
-    rank = SecondRank()
-    yield rank
-    rank.kill()
 
 
 @pytest.mark.few(1)

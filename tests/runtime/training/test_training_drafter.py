@@ -26,7 +26,7 @@ from wingbeat.runtime.heads.unroll import matches, unroll
 from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.token_windows import WindowSampler
-from wingbeat.runtime.training import held_out
+from wingbeat.runtime.training import drafter as training
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 from wingbeat.runtime.training.evaluation import greedy_acceptance, recorded_acceptance
 from wingbeat.runtime.training.losses import DenseTarget, DraftLoss, TopTarget
@@ -244,7 +244,7 @@ def config(verifier_path, tmp_path):
 
 @pytest.mark.slow
 def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
-    monkeypatch.setattr(held_out, "NEW_TOKENS", 4)
+    monkeypatch.setattr(training, "NEW_TOKENS", 4)
     config = config.model_copy(update={"steps": 30, "validation_prompts": 2})
     train_drafter(config)
     embedding = torch.randn(VOCAB, HIDDEN)

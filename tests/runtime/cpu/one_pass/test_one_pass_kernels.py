@@ -21,9 +21,8 @@ from wingbeat.runtime.cpu.heads import kernel_head
 from wingbeat.runtime.cpu.layers import packed_linears
 from wingbeat.runtime.cpu.one_pass import kernel_block
 from wingbeat.runtime.one_pass.load import read_one_pass_checkpoint
-from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
+from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter, ParallelEagleDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
-from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 GREEDY = (0.0,) * NUM_SLOTS

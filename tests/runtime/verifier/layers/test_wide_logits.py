@@ -8,18 +8,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import CUDA, fake_gpu, why_not
+from tests.runtime.fake_gpu import CUDA
 from tests.runtime.gpu_world import verifier
 from wingbeat.runtime.verifier.layers import linears
 from wingbeat.runtime.verifier.layers.linears import HALVES, WideLinear, widen_logits
-
-
-@pytest.fixture
-def gpu():
-    if (reason := why_not()) is not None:
-        pytest.skip(f"no fake GPU: {reason}")
-    with fake_gpu() as mode:
-        yield mode
 
 
 class OwnLinear(nn.Linear):

@@ -4,7 +4,7 @@ arrive.
 
 from abc import abstractmethod
 
-from wingbeat.deployments.parsing.json_call import JsonCall, JsonValue, Progress
+from wingbeat.deployments.parsing.formats.json_call import JsonCall, JsonValue, Progress
 from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallDelta, new_call_id
 
 
@@ -64,7 +64,10 @@ class CallParser(Parser):
 
     @abstractmethod
     def _advance(self) -> bool:
-        """Reads some of `_pending`; returns False if more text is needed first."""
+        """Reads some of `_pending`; returns False if more text is needed first.
+
+        Subclasses assign the method that reads the next part of the text.
+        """
 
     def _take(self) -> MessageDelta:
         out, self._out = self._out, MessageDelta()
@@ -83,6 +86,11 @@ class CallParser(Parser):
         if said:
             self._beside_call = False
             self._out = self._out.plus(MessageDelta(said))
+
+    def _read_answer(self) -> bool:
+        """Reads all text as answer text."""
+        self._say(self._read(len(self._pending)))
+        return False
 
     def _begin_call(self, raw: str, needs_arguments: bool = False) -> None:
         """Starts reading a call's object; `raw` is the text read so far for the call."""

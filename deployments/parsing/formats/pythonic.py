@@ -8,14 +8,13 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Any, Self
 
 from wingbeat.deployments.parsing.call_format import Function
-from wingbeat.deployments.parsing.call_text import CallParser
-from wingbeat.deployments.parsing.json_call import SPACE
+from wingbeat.deployments.parsing.formats.call_text import CallParser
+from wingbeat.deployments.parsing.formats.json_call import SPACE
+from wingbeat.deployments.parsing.formats.typed_text import ArgumentTypes, quoted
 from wingbeat.deployments.parsing.message import unfinished
-from wingbeat.deployments.parsing.typed_text import ArgumentTypes, quoted
 
 TAGS = ("<|python_start|>", "<|python_tag|>")
 """Special tokens that may come before a list of calls."""
@@ -28,22 +27,10 @@ _WORDS = {"true": True, "false": False, "null": None}
 """JSON's words for Python's True, False and None; models sometimes write JSON's words in Python calls."""
 
 
-class _At(Enum):
-    START = auto()
-    BETWEEN = auto()
-    FUNCTION = auto()
-    ARGUMENT = auto()
-    VALUE = auto()
-    TEXT = auto()
-    BROKEN = auto()
-
-
 class PythonicParser(CallParser):
     """Parser of calls in the forms of Llama and of OLMo. Text outside of calls is answer text; so is a call of a
     function that the request does not define.
     """
-
-    _at = _At.START
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,24 +45,10 @@ class PythonicParser(CallParser):
         self._types = ArgumentTypes(functions)
         return self
 
-    def _advance(self) -> bool:
-        match self._at:
-            case _At.START:
-                return self._read_start()
-            case _At.BETWEEN:
-                return self._read_between()
-            case _At.FUNCTION:
-                return self._read_function()
-            case _At.ARGUMENT:
-                return self._read_argument()
-            case _At.VALUE:
-                return self._read_value()
-            case _At.TEXT:
-                return self._read_text()
-            case _At.BROKEN:
-                # The rest of a malformed call is dropped, because it is neither a call nor answer text.
-                self._pending = ""
-                return False
+    def _drop_rest(self) -> bool:
+        """Drops the rest of a malformed call, because the rest is neither a call nor answer text."""
+        self._pending = ""
+        return False
 
     def _read_start(self) -> bool:
         rest = self._pending.lstrip()
@@ -83,15 +56,17 @@ class PythonicParser(CallParser):
         behind = rest[len(tag) :].lstrip() if tag else rest
         if not self._ended and (not behind or any(mark.startswith(rest) for mark in TAGS)):
             return False
-        self._at = _At.TEXT
+        self._advance = self._read_text
         if behind.startswith("["):
             self._open("[", LIST_ENDS)
         return True
 
+    _advance = _read_start
+
     def _open(self, mark: str, ends: tuple[str, ...]) -> None:
         """Begins a list of calls after its opening mark."""
         self._raw, self._is_sent = self._read(self._pending.index(mark) + len(mark)), False
-        self._ends, self._at = ends, _At.BETWEEN
+        self._ends, self._advance = ends, self._read_between
 
     def _read_text(self) -> bool:
         begin = self._pending.find(BLOCK)
@@ -113,7 +88,7 @@ class PythonicParser(CallParser):
         self._raw += read + self._read(len(end))
         if end or not rest:
             return self._give_up()
-        self._at = _At.FUNCTION
+        self._advance = self._read_function
         return True
 
     def _read_function(self) -> bool:
@@ -136,7 +111,7 @@ class PythonicParser(CallParser):
         self._pending, self._raw, self._is_sent = inner, "", True
         self._num_arguments = 0
         self._send("{", name[0])
-        self._at = _At.ARGUMENT
+        self._advance = self._read_argument
         return True
 
     def _read_argument(self) -> bool:
@@ -145,19 +120,19 @@ class PythonicParser(CallParser):
         if self._pending.startswith(")"):
             self._read(1)
             self._send("}")
-            self._at = _At.BETWEEN
+            self._advance = self._read_between
             return True
         key = _KEY.match(self._pending)
         behind = self._pending[key.end() :].lstrip(SPACE) if key else ""
         if not self._pending or (key and not behind):
             return False
         if not behind.startswith("="):
-            self._at = _At.BROKEN
+            self._advance = self._drop_rest
             return True
         comma = ", " if self._num_arguments else ""
         self._num_arguments += 1
         self._send(f"{comma}{quoted(key[0])}: ")
-        self._pending, self._scan, self._at = behind[1:], _Scan(), _At.VALUE
+        self._pending, self._scan, self._advance = behind[1:], _Scan(), self._read_value
         return True
 
     def _read_value(self) -> bool:
@@ -166,10 +141,10 @@ class PythonicParser(CallParser):
                 self._read(position)
                 value = _as_json(self._scan.text)
                 if value is None:
-                    self._at = _At.BROKEN
+                    self._advance = self._drop_rest
                 else:
                     self._send(value)
-                    self._at = _At.ARGUMENT
+                    self._advance = self._read_argument
                 return True
         self._pending = ""
         return False
@@ -179,7 +154,7 @@ class PythonicParser(CallParser):
         if self._num_calls:
             self._raw = ""
         self._drop_call()
-        self._at = _At.TEXT
+        self._advance = self._read_text
         return True
 
 

@@ -5,7 +5,6 @@ format is described by a table of marks. Kimi's format is in this file, DeepSeek
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import ClassVar, NamedTuple
 
 from wingbeat.deployments.parsing.call_format import (
@@ -18,8 +17,8 @@ from wingbeat.deployments.parsing.call_format import (
     text,
     text_with_calls,
 )
-from wingbeat.deployments.parsing.call_text import CallParser
-from wingbeat.deployments.parsing.json_call import SPACE, JsonValue
+from wingbeat.deployments.parsing.formats.call_text import CallParser
+from wingbeat.deployments.parsing.formats.json_call import SPACE, JsonValue
 from wingbeat.deployments.parsing.message import unfinished
 
 MOST_HEADER_CHARS = 256
@@ -40,21 +39,12 @@ class Marks(NamedTuple):
     """Pattern of a whole header, with the group `name`, and the group `id` if calls of this format have ids."""
 
 
-class _At(Enum):
-    TEXT = auto()
-    SECTION = auto()
-    HEADER = auto()
-    BEFORE_ARGUMENTS = auto()
-    ARGUMENTS = auto()
-
-
 class MarkedJsonParser(CallParser):
     """Parser of calls with text before and after them; a call with an invalid header or invalid arguments is answer
     text.
     """
 
     marks: ClassVar[Marks]
-    _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
@@ -83,19 +73,6 @@ class MarkedJsonParser(CallParser):
         self._name = ""
         self._id: str | None = None
 
-    def _advance(self) -> bool:
-        match self._at:
-            case _At.TEXT:
-                return self._read_text()
-            case _At.SECTION:
-                return self._read_section()
-            case _At.HEADER:
-                return self._read_header()
-            case _At.BEFORE_ARGUMENTS:
-                return self._read_before_arguments()
-            case _At.ARGUMENTS:
-                return self._read_arguments()
-
     def _read_text(self) -> bool:
         marks = (self.marks.section[0], self.marks.call)
         found = [(self._pending.find(mark), mark) for mark in marks if mark in self._pending]
@@ -106,8 +83,10 @@ class MarkedJsonParser(CallParser):
         begin, mark = min(found)
         self._say(self._read(begin))
         self._raw, self._is_sent = self._read(len(mark)), False
-        self._at = _At.SECTION if mark == marks[0] else _At.HEADER
+        self._advance = self._read_section if mark == marks[0] else self._read_header
         return True
+
+    _advance = _read_text
 
     def _read_section(self) -> bool:
         """Reads the text before the first call, between two calls, or after the last call."""
@@ -124,7 +103,7 @@ class MarkedJsonParser(CallParser):
         read = space + self._read(len(mark))
         if mark == self.marks.call:
             self._raw, self._is_sent = ("" if self._is_sent else self._raw) + read, False
-            self._at = _At.HEADER
+            self._advance = self._read_header
         elif mark in self.marks.ends and self._is_sent:
             pass
         else:
@@ -140,7 +119,7 @@ class MarkedJsonParser(CallParser):
             self._raw = "" if is_section_over else self._raw
         if self._raw:
             self._drop_call()
-        self._at = _At.TEXT
+        self._advance = self._read_text
 
     def _read_header(self) -> bool:
         mark = self.marks.arguments
@@ -151,11 +130,11 @@ class MarkedJsonParser(CallParser):
         header = None if end < 0 or is_over else self.marks.header.fullmatch(self._pending[:end])
         if header is None:
             self._drop_call()
-            self._at = _At.TEXT
+            self._advance = self._read_text
             return True
         self._name, self._id = header["name"], header.groupdict().get("id")
         self._raw += self._read(end + len(mark))
-        self._at = _At.BEFORE_ARGUMENTS
+        self._advance = self._read_before_arguments
         return True
 
     def _read_before_arguments(self) -> bool:
@@ -168,14 +147,14 @@ class MarkedJsonParser(CallParser):
             return False
         if rest.startswith("{"):
             self._read(len(self._pending) - len(rest))
-            self._value, self._at = JsonValue(), _At.ARGUMENTS
+            self._value, self._advance = JsonValue(), self._read_arguments
             self._begin("")
         elif rest.startswith(ends):
             self._begin("{}")
-            self._at = _At.SECTION
+            self._advance = self._read_section
         else:
             self._drop_call()
-            self._at = _At.TEXT
+            self._advance = self._read_text
         return True
 
     def _begin(self, arguments: str) -> None:
@@ -185,7 +164,7 @@ class MarkedJsonParser(CallParser):
     def _read_arguments(self) -> bool:
         if not self._send_value(self._value):
             return False
-        self._at = _At.SECTION
+        self._advance = self._read_section
         return True
 
 

@@ -3,47 +3,29 @@
 If a model must call a tool and its call format is not known, a grammar makes the model write one of these forms.
 """
 
-from enum import Enum, auto
-
-from wingbeat.deployments.parsing.call_text import CallParser
-from wingbeat.deployments.parsing.json_call import SPACE, Progress
+from wingbeat.deployments.parsing.formats.call_text import CallParser
+from wingbeat.deployments.parsing.formats.json_call import SPACE, Progress
 from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallDelta, new_call_id
-
-
-class _At(Enum):
-    START = auto()
-    BETWEEN = auto()
-    CALL = auto()
-    TEXT = auto()
 
 
 class CallListParser(CallParser):
     """Parser of a JSON list of calls. Text that is not such a list, and text after the list, is answer text."""
 
     keeps_special_tokens = False
-    _at = _At.START
-
-    def _advance(self) -> bool:
-        match self._at:
-            case _At.START:
-                return self._read_start()
-            case _At.BETWEEN:
-                return self._read_between()
-            case _At.CALL:
-                return self._read_object()
-            case _At.TEXT:
-                return self._read_text()
 
     def _read_start(self) -> bool:
         rest = self._pending.lstrip()
         if not rest:
-            self._at = _At.TEXT if self._ended else _At.START
+            self._advance = self._read_answer if self._ended else self._read_start
             return self._ended
-        self._at = _At.BETWEEN if rest.startswith("[") else _At.TEXT
-        self._raw, self._is_sent = self._read(len(self._pending) - len(rest) + (self._at is _At.BETWEEN)), False
-        if self._at is _At.TEXT:
+        is_list = rest.startswith("[")
+        self._advance = self._read_between if is_list else self._read_answer
+        self._raw, self._is_sent = self._read(len(self._pending) - len(rest) + is_list), False
+        if not is_list:
             self._drop_call()
         return True
+
+    _advance = _read_start
 
     def _read_between(self) -> bool:
         """Reads the characters between two objects."""
@@ -54,7 +36,7 @@ class CallListParser(CallParser):
             return False
         if rest.startswith("{"):
             self._begin_call("" if self._num_calls else raw)
-            self._at = _At.CALL
+            self._advance = self._read_object
             return True
         self._raw = raw
         if rest.startswith("]"):
@@ -63,20 +45,16 @@ class CallListParser(CallParser):
             self._raw = ""
         else:
             self._drop_call()
-        self._at = _At.TEXT
+        self._advance = self._read_answer
         return True
 
     def _read_object(self) -> bool:
         progress = self._read_call()
         if progress is Progress.DONE:
-            self._at = _At.BETWEEN
+            self._advance = self._read_between
         elif progress is Progress.BAD:
-            self._at = _At.TEXT
+            self._advance = self._read_answer
         return True
-
-    def _read_text(self) -> bool:
-        self._say(self._read(len(self._pending)))
-        return False
 
 
 class OneCallParser(Parser):

@@ -3,27 +3,18 @@ separated by `;`.
 """
 
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Self
 
 from wingbeat.deployments.parsing.call_format import Format, Function, calls, objects, one_of
-from wingbeat.deployments.parsing.call_text import CallParser
-from wingbeat.deployments.parsing.json_call import SPACE, Progress
+from wingbeat.deployments.parsing.formats.call_text import CallParser
+from wingbeat.deployments.parsing.formats.json_call import SPACE, Progress
 from wingbeat.deployments.parsing.message import MessageDelta
 
 TAG = "<|python_tag|>"
 
 
-class _At(Enum):
-    START = auto()
-    CALL = auto()
-    TEXT = auto()
-
-
 class LlamaJsonParser(CallParser):
     """Parser of calls; an answer that does not begin like a call is text."""
-
-    _at = _At.START
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
@@ -46,18 +37,8 @@ class LlamaJsonParser(CallParser):
 
     def cut(self) -> MessageDelta:
         """Ends a text that was cut off, see `Parser`; an object that cannot become a call is answer text."""
-        is_text = self._at is _At.CALL and not self._is_sent and not self._call.may_become(self._names)
+        is_text = self._advance == self._read_object and not self._is_sent and not self._call.may_become(self._names)
         return self.flush() if is_text else super().cut()
-
-    def _advance(self) -> bool:
-        match self._at:
-            case _At.START:
-                return self._read_start()
-            case _At.CALL:
-                return self._read_object()
-            case _At.TEXT:
-                self._say(self._read(len(self._pending)))
-                return False
 
     def _read_start(self) -> bool:
         """Reads text where a call may begin, which is at the start of the text and after another call."""
@@ -75,17 +56,19 @@ class LlamaJsonParser(CallParser):
             return False
         if rest.startswith("{"):
             self._begin_call(self._read(len(self._pending) - len(rest)), needs_arguments=True)
-            self._at = _At.CALL
+            self._advance = self._read_object
         else:
-            self._at = _At.TEXT
+            self._advance = self._read_answer
         return True
+
+    _advance = _read_start
 
     def _read_object(self) -> bool:
         progress = self._read_call()
         if progress is Progress.DONE:
-            self._at = _At.START
+            self._advance = self._read_start
         elif progress is Progress.BAD:
             # After a call with malformed arguments, further calls cannot be recognised, so the rest counts as answer
             # text.
-            self._at = _At.TEXT
+            self._advance = self._read_answer
         return True

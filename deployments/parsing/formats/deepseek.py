@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from wingbeat.deployments.parsing.call_format import Format, Function, between, calls, json_of
-from wingbeat.deployments.parsing.marked_json import MarkedJsonParser, Marks
+from wingbeat.deployments.parsing.formats.marked_json import MarkedJsonParser, Marks
 
 
 def _mark(words: str) -> str:

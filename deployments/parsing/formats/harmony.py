@@ -20,7 +20,7 @@ from wingbeat.deployments.parsing.call_format import (
     optional,
     text,
 )
-from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.formats.call_text import CallParser
 from wingbeat.deployments.parsing.message import MessageDelta, unfinished
 
 MESSAGE = "<|message|>"

@@ -7,7 +7,6 @@ Older models: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`. Newer mode
 import secrets
 import string
 from collections.abc import Sequence
-from enum import Enum, auto
 
 from wingbeat.deployments.parsing.call_format import (
     Format,
@@ -20,9 +19,9 @@ from wingbeat.deployments.parsing.call_format import (
     one_of,
     text,
 )
-from wingbeat.deployments.parsing.call_list import CallListParser
-from wingbeat.deployments.parsing.call_text import CallParser
-from wingbeat.deployments.parsing.json_call import JsonValue
+from wingbeat.deployments.parsing.formats.call_list import CallListParser
+from wingbeat.deployments.parsing.formats.call_text import CallParser
+from wingbeat.deployments.parsing.formats.json_call import JsonValue
 from wingbeat.deployments.parsing.message import MessageDelta, unfinished
 
 MARK = "[TOOL_CALLS]"
@@ -36,18 +35,10 @@ def new_mistral_id() -> str:
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
 
 
-class _At(Enum):
-    TEXT = auto()
-    HEAD = auto()
-    LIST = auto()
-    ARGUMENTS = auto()
-
-
 class MistralParser(CallParser):
     """Parser of calls that may have text before them."""
 
     new_id = staticmethod(new_mistral_id)
-    _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
@@ -65,18 +56,6 @@ class MistralParser(CallParser):
         self._list.new_id = self.new_id
         self._value = JsonValue()
 
-    def _advance(self) -> bool:
-        match self._at:
-            case _At.TEXT:
-                return self._read_text()
-            case _At.HEAD:
-                return self._read_head()
-            case _At.LIST:
-                self._out = self._out.plus(self._list.push(self._read(len(self._pending))))
-                return False
-            case _At.ARGUMENTS:
-                return self._read_arguments()
-
     def flush(self) -> MessageDelta:
         """Returns the rest of the message."""
         rest = super().flush()
@@ -92,17 +71,19 @@ class MistralParser(CallParser):
         if begin >= 0:
             self._say(self._read(begin))
             self._raw, self._is_sent = self._read(len(MARK)), False
-            self._at = _At.HEAD
+            self._advance = self._read_head
             return True
         held = 0 if self._ended else unfinished(self._pending, (MARK,))
         self._say(self._read(len(self._pending) - held))
         return False
 
+    _advance = _read_text
+
     def _read_head(self) -> bool:
         """Reads the bracket that opens a list, or a function's name up to its arguments."""
         head = self._pending.lstrip()
         if head.startswith("[") and not self._num_calls:
-            self._beside_call, self._raw, self._at = True, "", _At.LIST
+            self._beside_call, self._raw, self._advance = True, "", self._read_list
             return True
         begin = head.find("{")
         if begin < 0:
@@ -113,11 +94,15 @@ class MistralParser(CallParser):
         self._read(len(self._pending) - len(head) + begin)
         self._raw, self._is_sent = "", True
         self._send("", name)
-        self._value, self._at = JsonValue(), _At.ARGUMENTS
+        self._value, self._advance = JsonValue(), self._read_arguments
         return True
+
+    def _read_list(self) -> bool:
+        self._out = self._out.plus(self._list.push(self._read(len(self._pending))))
+        return False
 
     def _read_arguments(self) -> bool:
         if not self._send_value(self._value):
             return False
-        self._at = _At.TEXT
+        self._advance = self._read_text
         return True

@@ -7,14 +7,13 @@ tags.
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import ClassVar, NamedTuple, Self
 
 from wingbeat.deployments.parsing.call_format import Format, Function, between, calls, json_of, text_with_calls
-from wingbeat.deployments.parsing.call_text import CallParser
-from wingbeat.deployments.parsing.json_call import SPACE
+from wingbeat.deployments.parsing.formats.call_text import CallParser
+from wingbeat.deployments.parsing.formats.json_call import SPACE
+from wingbeat.deployments.parsing.formats.typed_text import ArgumentTypes, as_json, quoted
 from wingbeat.deployments.parsing.message import unfinished
-from wingbeat.deployments.parsing.typed_text import ArgumentTypes, as_json, quoted
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 MOST_HEADER_CHARS = 256
@@ -43,21 +42,10 @@ class Tags(NamedTuple):
     """Whether a value is on separate lines. The line breaks before and after the value are then not part of it."""
 
 
-class _At(Enum):
-    TEXT = auto()
-    HEADER = auto()
-    ARGUMENTS = auto()
-    KEY = auto()
-    BEFORE_VALUE = auto()
-    VALUE = auto()
-    END = auto()
-
-
 class TaggedTextParser(CallParser):
     """Parser of calls that may have text around them."""
 
     tags: ClassVar[Tags]
-    _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
@@ -90,23 +78,6 @@ class TaggedTextParser(CallParser):
         self._types = ArgumentTypes(functions)
         return self
 
-    def _advance(self) -> bool:
-        match self._at:
-            case _At.TEXT:
-                return self._read_text()
-            case _At.HEADER:
-                return self._read_header()
-            case _At.ARGUMENTS:
-                return self._read_arguments()
-            case _At.KEY:
-                return self._read_key()
-            case _At.BEFORE_VALUE:
-                return self._read_before_value()
-            case _At.VALUE:
-                return self._read_value()
-            case _At.END:
-                return self._read_end()
-
     def _read_text(self) -> bool:
         begin, mark = self._first(self.tags.begins)
         if not mark:
@@ -115,8 +86,10 @@ class TaggedTextParser(CallParser):
             return False
         self._say(self._read(begin))
         self._raw, self._is_sent = self._read(len(mark)) if mark == CALL else "", False
-        self._at = _At.HEADER
+        self._advance = self._read_header
         return True
+
+    _advance = _read_text
 
     def _read_header(self) -> bool:
         stops = (self.tags.key[0], *self.tags.ends)
@@ -130,12 +103,12 @@ class TaggedTextParser(CallParser):
             # yet; it is read here, because `_read_text` would otherwise find it again.
             self._raw += self._read(0 if self._raw else len(self.tags.begins[-1]))
             self._drop_call()
-            self._at = _At.TEXT
+            self._advance = self._read_text
             return True
         self._read(end)
         self._name, self._num_arguments, self._raw, self._is_sent = header["name"], 0, "", True
         self._send("{", self._name)
-        self._at = _At.ARGUMENTS
+        self._advance = self._read_arguments
         return True
 
     def _read_arguments(self) -> bool:
@@ -147,17 +120,17 @@ class TaggedTextParser(CallParser):
             return False
         self._read(begin + len(mark))
         if mark == self.tags.key[0]:
-            self._at = _At.KEY
+            self._advance = self._read_key
         else:
             self._send("}")
-            self._at = _At.TEXT if mark == CALL_END else _At.END
+            self._advance = self._read_text if mark == CALL_END else self._read_end
         return True
 
     def _read_key(self) -> bool:
         key, mark, rest = self._pending.partition(self.tags.key[1])
         if not mark:
             return False
-        self._key, self._pending, self._at = key.strip(), rest, _At.BEFORE_VALUE
+        self._key, self._pending, self._advance = key.strip(), rest, self._read_before_value
         return True
 
     def _read_before_value(self) -> bool:
@@ -171,7 +144,7 @@ class TaggedTextParser(CallParser):
         comma = ", " if self._num_arguments else ""
         self._num_arguments += 1
         self._send(f"{comma}{quoted(self._key)}: " + ('"' if self._is_string else ""))
-        self._at = _At.VALUE
+        self._advance = self._read_value
         return True
 
     def _read_value(self) -> bool:
@@ -193,7 +166,7 @@ class TaggedTextParser(CallParser):
             return False
         self._read(len(mark))
         self._send('"' if self._is_string else as_json(self._value, self._types.type_of(self._name, self._key)))
-        self._at = _At.ARGUMENTS
+        self._advance = self._read_arguments
         return True
 
     def _read_end(self) -> bool:
@@ -205,7 +178,7 @@ class TaggedTextParser(CallParser):
             # An answer that was cut off may end within a tag.
             rest = ""
         self._pending = rest.removeprefix(CALL_END)
-        self._at = _At.TEXT
+        self._advance = self._read_text
         return True
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
