@@ -51,6 +51,8 @@ KNOWN_ATTENTIONS = {
 and keys, RoPE, attention, an optional gate, and an output projection; with what RoPE rotates together.
 """
 _OUTPUTS = ("o_proj", "out_proj", "dense")
+_GATED = ("Qwen3Next", "Qwen3_5")
+"""Beginnings of the names of classes in which each query head is followed by a gate of the head's output."""
 _NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
@@ -82,9 +84,7 @@ class AttentionHalf:
         self.output = next(name for name in _OUTPUTS if hasattr(attn, name))
         self._norm_names: tuple[str, ...] = next((names for names in _NORMS if hasattr(attn, names[0])), ())
         self._num_kv_heads = attention.num_kv_heads
-        # Each query head is followed by a gate of the head's output.
-        queries = getattr(attn, "q_proj", None)
-        self._is_gated = queries is not None and queries.out_features == 2 * attention.num_heads * attn.head_dim
+        self._is_gated = type(attn).__name__.startswith(_GATED)
 
     def join(self) -> None:
         """Joins the projections and reads the norms from their current weights."""
