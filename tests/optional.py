@@ -246,7 +246,7 @@ FEATURES = {
         words=("/v1/prefixes", "prefix", "prefix_dir", "max_pinned_tokens"),
     ),
     "kv_windows": Feature(
-        ("runtime/kv_windows", "tests/runtime/kv_windows"),
+        ("runtime/kv_windows", "tests/runtime/kv_windows", "tests/gpu_of_numbers/window_cases.py"),
         words=("num_window_blocks",),
     ),
     "rollouts": Feature(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import stored_as
 from wingbeat.kernels.launching import options, wait_for_launch
-from wingbeat.kernels.layer.reference import MOST_HIDDEN
+from wingbeat.kernels.layer.reference import MOST_HIDDEN, WHOLE, Turn
 
 _ROPE_TILE = 1024
 _ANGLE_TILE = 256
@@ -267,8 +267,8 @@ def rotations(
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _rotate_and_store_kernel(
     qkv_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, 2 * HALF]
-    cos_ptr,  # [num_tokens, 2 * HALF]
-    sin_ptr,  # [num_tokens, 2 * HALF]
+    cos_ptr,  # [num_tokens, WIDTH]
+    sin_ptr,  # [num_tokens, WIDTH]
     query_ptr,  # [num_tokens, NUM_HEADS, 2 * HALF]
     key_cache_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, 2 * HALF]
     value_cache_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, 2 * HALF]
@@ -286,6 +286,9 @@ def _rotate_and_store_kernel(
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TURNED: tl.constexpr,  # number of pairs that are rotated
+    IN_PAIRS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     EARLY: tl.constexpr,
@@ -296,41 +299,44 @@ def _rotate_and_store_kernel(
     dim = tl.arange(0, BLOCK_HALF)[None, :]
     num_all = NUM_HEADS + 2 * NUM_KV_HEADS
     inside = (head < num_all) & (dim < HALF)
-    at = qkv_ptr + token * (num_all * 2 * HALF) + head * (2 * HALF) + dim
-    low = tl.load(at, mask=inside, other=0.0)
-    high = tl.load(at + HALF, mask=inside, other=0.0)
+    # Each lane holds two elements of a head. Elements that are not rotated are behind the rotated ones.
+    low_at = tl.where(dim < TURNED, dim * 2 if IN_PAIRS else dim, dim + TURNED)
+    high_at = tl.where(dim < TURNED, dim * 2 + 1 if IN_PAIRS else dim + TURNED, dim + HALF)
+    at = qkv_ptr + token * (num_all * 2 * HALF) + head * (2 * HALF)
+    low = tl.load(at + low_at, mask=inside, other=0.0)
+    high = tl.load(at + high_at, mask=inside, other=0.0)
     is_query = inside & (head < NUM_HEADS)
     is_key = inside & (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS)
     is_value = inside & (head >= NUM_HEADS + NUM_KV_HEADS)
     turned_low, turned_high = low, high
     if query_norm_ptr is not None:
-        weight_low = tl.load(query_norm_ptr + dim + 0 * head, mask=is_query, other=0.0)
-        weight_high = tl.load(query_norm_ptr + HALF + dim + 0 * head, mask=is_query, other=0.0)
-        key_low = tl.load(key_norm_ptr + dim + 0 * head, mask=is_key, other=0.0)
-        key_high = tl.load(key_norm_ptr + HALF + dim + 0 * head, mask=is_key, other=0.0)
+        weight_low = tl.load(query_norm_ptr + low_at + 0 * head, mask=is_query, other=0.0)
+        weight_high = tl.load(query_norm_ptr + high_at + 0 * head, mask=is_query, other=0.0)
+        key_low = tl.load(key_norm_ptr + low_at + 0 * head, mask=is_key, other=0.0)
+        key_high = tl.load(key_norm_ptr + high_at + 0 * head, mask=is_key, other=0.0)
         turned_low, turned_high = normed_halves(
             low, high, tl.where(is_key, key_low, weight_low), tl.where(is_key, key_high, weight_high), eps, 2 * HALF
         )
-    angle = token * (2 * HALF) + HALF + dim
-    cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
+    angle = token * WIDTH + (WIDTH - TURNED) + dim
+    cos = tl.load(cos_ptr + angle, mask=dim < TURNED, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=dim < TURNED, other=0.0).to(tl.float32)
     turned_low, turned_high = turned_halves(turned_low, turned_high, cos, sin)
-    to_query = query_ptr + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF) + dim
-    tl.store(to_query, turned_low, mask=is_query)
-    tl.store(to_query + HALF, turned_high, mask=is_query)
+    to_query = query_ptr + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF)
+    tl.store(to_query + low_at, turned_low, mask=is_query)
+    tl.store(to_query + high_at, turned_high, mask=is_query)
     slot = tl.load(slot_ptr + token)
     # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
     if slot >= BLOCK_SIZE:
         block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot
-        to_key += (head - NUM_HEADS) * stride_key_head + dim
+        to_key += (head - NUM_HEADS) * stride_key_head
         stored: tl.constexpr = key_cache_ptr.dtype.element_ty
-        tl.store(to_key, stored_as(turned_low, stored), mask=is_key)
-        tl.store(to_key + HALF, stored_as(turned_high, stored), mask=is_key)
+        tl.store(to_key + low_at, stored_as(turned_low, stored), mask=is_key)
+        tl.store(to_key + high_at, stored_as(turned_high, stored), mask=is_key)
         to_value = value_cache_ptr + block * stride_value_block + row * stride_value_slot
-        to_value += (head - NUM_HEADS - NUM_KV_HEADS) * stride_value_head + dim
-        tl.store(to_value, stored_as(low, stored), mask=is_value)
-        tl.store(to_value + HALF, stored_as(high, stored), mask=is_value)
+        to_value += (head - NUM_HEADS - NUM_KV_HEADS) * stride_value_head
+        tl.store(to_value + low_at, stored_as(low, stored), mask=is_value)
+        tl.store(to_value + high_at, stored_as(high, stored), mask=is_value)
 
 
 def rotate_and_store(
@@ -343,12 +349,16 @@ def rotate_and_store(
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
+    turn: Turn = WHOLE,
 ) -> Tensor:
     """Launches the kernel for `wingbeat.kernels.layer.reference.rotate_and_store`."""
     num_tokens, num_all, dim = qkv.shape
     num_kv_heads = key_cache.shape[2]
     num_heads = num_all - 2 * num_kv_heads
-    parts = [("qkv", qkv, qkv.shape), ("cos", cos, (num_tokens, dim)), ("sin", sin, (num_tokens, dim))]
+    turned, width = turn.num_pairs(cos), cos.shape[-1]
+    if not 0 <= turned <= min(dim // 2, width):
+        raise ValueError(f"{turned} pairs are rotated by cos {tuple(cos.shape)} in heads of {dim} elements")
+    parts = [("qkv", qkv, qkv.shape), ("cos", cos, (num_tokens, width)), ("sin", sin, (num_tokens, width))]
     check(parts, qkv.dtype)
     norms = {"query_norm": query_norm, "key_norm": key_norm}
     check_weights([(name, norm, (dim,)) for name, norm in norms.items() if norm is not None], qkv.dtype)
@@ -388,6 +398,9 @@ def rotate_and_store(
             NUM_KV_HEADS=num_kv_heads,
             BLOCK_SIZE=key_cache.shape[1],
             HALF=dim // 2,
+            WIDTH=width,
+            TURNED=turned,
+            IN_PAIRS=turn.in_pairs,
             BLOCK_HEADS=block_heads,
             BLOCK_HALF=block_half,
             num_warps=max(1, min(4, block_heads * block_half // 128)),

@@ -5,6 +5,8 @@ of these steps therefore computes the same numbers as transformers' layer, up to
 squares.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,6 +16,22 @@ from wingbeat.kernels.kv.reference import store_kv
 
 MOST_HIDDEN = 1 << 15
 """Longest row that the norm kernel supports, because one program keeps the whole row in registers."""
+
+
+class Turn(NamedTuple):
+    """Elements of a head that RoPE rotates together; elements behind the rotated ones stay as they are."""
+
+    one_half: bool = False
+    """Whether cosines and sines have one column per pair, instead of two equal halves."""
+    in_pairs: bool = False
+    """Whether neighbouring elements are rotated together, instead of elements of the rotated part's two halves."""
+
+    def num_pairs(self, cos: Tensor) -> int:
+        """Returns the number of pairs that are rotated by cosines [..., width]."""
+        return cos.shape[-1] if self.one_half else cos.shape[-1] // 2
+
+
+WHOLE = Turn()
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -102,19 +120,21 @@ def rotate_and_store(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    turn: Turn = WHOLE,
 ) -> Tensor:
-    """Normalises queries and keys, applies rotate-half RoPE to them (arXiv 2104.09864), and stores keys and values.
+    """Normalises queries and keys, applies RoPE to them (arXiv 2104.09864), and stores keys and values.
 
     Args:
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim], contiguous: queries, keys, values.
-        cos: [num_tokens, dim] in the same dtype, contiguous, with equal halves; `sin` likewise. Only the second halves
-            are read, because the first half of the sine may have a sign folded in.
+        cos: [num_tokens, width] in the same dtype, contiguous, usually with equal halves; `sin` likewise. Only the last
+            columns are read, because the first half of the sine may have a sign folded in.
         key_cache: [num_blocks, block_size, num_kv_heads, dim] in the same dtype, or float8_e4m3fn, converted as by
             `store_kv`; `value_cache` likewise.
         slot_mapping: int64 [num_tokens], as for `store_kv`.
         query_norm: [dim] in the same dtype or float32: weight of a norm over each query head, applied before the
             rotation; None applies no norm.
         key_norm: [dim], likewise for keys; given if and only if query_norm is given.
+        turn: which elements are rotated together.
 
     Returns:
         The rotated queries: [num_tokens, num_heads, dim].
@@ -124,12 +144,12 @@ def rotate_and_store(
     """
     if kernels := choice.compiled("rotate_and_store", qkv):
         norms = (query_norm, key_norm, eps)
-        return kernels.rotate_and_store(qkv, cos, sin, key_cache, value_cache, slot_mapping, *norms)
+        return kernels.rotate_and_store(qkv, cos, sin, key_cache, value_cache, slot_mapping, *norms, turn)
     num_kv_heads = key_cache.shape[2]
     query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
     if query_norm is not None and key_norm is not None:
         query, key = _rms_norm(query, query_norm, eps), _rms_norm(key, key_norm, eps)
-    query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+    query, key = _rotate(query, cos, sin, turn), _rotate(key, cos, sin, turn)
     store_kv(key, value, key_cache, value_cache, slot_mapping)
     return query
 
@@ -149,8 +169,10 @@ def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (weight * wide.to(weight.dtype)).to(values.dtype)
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = heads.chunk(2, dim=-1)
-    half = low.shape[-1]
-    cos, sin = cos[:, None, half:], sin[:, None, half:]
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
+    num_pairs = turn.num_pairs(cos)
+    cos, sin = (part[:, None, part.shape[-1] - num_pairs :] for part in (cos, sin))
+    turned, rest = heads[..., : 2 * num_pairs], heads[..., 2 * num_pairs :]
+    low, high = (turned[..., ::2], turned[..., 1::2]) if turn.in_pairs else turned.chunk(2, dim=-1)
+    parts = (low * cos - high * sin, high * cos + low * sin)
+    return torch.cat([torch.stack(parts, dim=-1).flatten(-2), rest] if turn.in_pairs else [*parts, rest], dim=-1)

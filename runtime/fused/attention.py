@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.layer import reference
+from wingbeat.kernels.layer.reference import Turn
 from wingbeat.runtime.fused.products import Product
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.parts import first_result
@@ -15,21 +16,44 @@ from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers import attention as paged
 from wingbeat.runtime.verifier.layers.linears import PackableLinear, product
 
-KNOWN_ATTENTIONS = frozenset(
-    f"transformers.models.{family}.modeling_{family}.{name}Attention"
-    for family, name in {
-        "gemma2": "Gemma2",
-        "gemma3": "Gemma3",
-        "granite": "Granite",
-        "granitemoe": "GraniteMoe",
-        "mixtral": "Mixtral",
-        "qwen2_moe": "Qwen2Moe",
-        "qwen3_moe": "Qwen3Moe",
+HALVES, ONE_HALF, IN_PAIRS = Turn(), Turn(one_half=True), Turn(in_pairs=True)
+_HALVES = {
+    "bamba": "Bamba",
+    "falcon_h1": "FalconH1",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "glm4_moe": "Glm4Moe",
+    "granite": "Granite",
+    "granitemoe": "GraniteMoe",
+    "granitemoehybrid": "GraniteMoeHybrid",
+    "lfm2": "Lfm2",
+    "lfm2_moe": "Lfm2Moe",
+    "mixtral": "Mixtral",
+    "phi": "Phi",
+    "phi3": "Phi3",
+    "phimoe": "Phimoe",
+    "qwen2_moe": "Qwen2Moe",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
+}
+KNOWN_ATTENTIONS = {
+    f"transformers.models.{family}.modeling_{family}.{name}Attention": turn
+    for turn, families in {
+        HALVES: _HALVES,
+        ONE_HALF: {"gpt_oss": "GptOss"},
+        IN_PAIRS: {"glm": "Glm", "glm4": "Glm4"},
     }.items()
-)
-"""Class names of attention modules that consist of q, k and v projections, optional query and key norms, rotate-half
-RoPE, attention, and an output projection.
+    for family, name in families.items()
+}
+"""Class names of attention modules that consist of projections of queries, keys and values, optional norms of queries
+and keys, RoPE, attention, an optional gate, and an output projection; with what RoPE rotates together.
 """
+_OUTPUTS = ("o_proj", "out_proj", "dense")
+_GATED = ("Qwen3Next", "Qwen3_5")
+"""Beginnings of the names of classes in which each query head is followed by a gate of the head's output."""
+_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
 """Function (product, input, index, rows) that adds a term to a matrix product in place. The index names the projection:
@@ -54,33 +78,46 @@ class AttentionHalf:
 
     add: "Add | None" = None
 
-    def __init__(self, attn: nn.Module, ops: LayerOps, attention: LayerAttention) -> None:
-        self.attn, self.ops, self.window = attn, ops, attention.sliding_window or 0
+    def __init__(self, attn: nn.Module, ops: LayerOps, attention: LayerAttention, turn: Turn = HALVES) -> None:
+        self.attn, self.ops, self.window, self.turn = attn, ops, attention.sliding_window or 0, turn
+        self.projections = ("qkv_proj",) if hasattr(attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+        self.output = next(name for name in _OUTPUTS if hasattr(attn, name))
+        self._norm_names: tuple[str, ...] = next((names for names in _NORMS if hasattr(attn, names[0])), ())
+        self._num_kv_heads = attention.num_kv_heads
+        self._is_gated = type(attn).__name__.startswith(_GATED)
 
     def join(self) -> None:
         """Joins the projections and reads the norms from their current weights."""
         attn: Any = self.attn
-        self.qkv, self.norms = joined([attn.q_proj, attn.k_proj, attn.v_proj]), ()
-        if hasattr(attn, "q_norm"):
-            self.norms = (norm_of(attn.q_norm)[0], *norm_of(attn.k_norm))
+        self.qkv, self.norms = joined([getattr(attn, name) for name in self.projections]), (None, None, 0.0)
+        if self._norm_names:
+            query_norm, key_norm = (getattr(attn, name) for name in self._norm_names)
+            self.norms = (norm_of(query_norm)[0], *norm_of(key_norm))
 
     def take_written(self) -> None:
         """See `Joined.take_written`."""
-        if self.norms:
-            for held, norm in zip(self.norms[:2], (self.attn.q_norm, self.attn.k_norm), strict=True):
-                held.copy_(norm_of(norm)[0])
+        for held, name in zip(self.norms, self._norm_names, strict=False):
+            held.copy_(norm_of(getattr(self.attn, name))[0])
 
-    def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """Computes [num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], and stores keys and values."""
+    def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, rows: Rows) -> Tensor:
+        """Computes [num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], and stores keys and values.
+
+        Without position embeddings nothing is rotated.
+        """
         attn: Any = self.attn
         qkv = self.qkv(normed)
         if self.add is not None:
             qkv = self.add(qkv, normed, 0, rows)
-        cos, sin = (part[0] for part in position_embeddings)
+        heads, gate = qkv.unflatten(-1, (-1, attn.head_dim)), None
+        if self._is_gated:
+            first = heads.shape[1] - 2 * self._num_kv_heads
+            queries, gate = heads[:, :first].unflatten(1, (-1, 2)).unbind(2)
+            heads = torch.cat([queries, heads[:, first:]], dim=1)
+        if (factor := getattr(attn, "key_multiplier", 1.0)) != 1.0:
+            heads[:, -2 * self._num_kv_heads : -self._num_kv_heads] *= factor
+        cos, sin = (part[0] for part in position_embeddings or [heads.new_empty(1, len(heads), 0)] * 2)
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
-        query = self.ops.rotate_and_store(
-            qkv.unflatten(-1, (-1, attn.head_dim)), cos, sin, *cache, own.slot_mapping, *self.norms
-        )
+        query = self.ops.rotate_and_store(heads, cos, sin, *cache, own.slot_mapping, *self.norms, self.turn)
         mixed = paged.attend_segments(
             query,
             *cache,
@@ -88,9 +125,10 @@ class AttentionHalf:
             attn.scaling,
             sliding_window=self.window,
             softcap=getattr(attn, "attn_logit_softcapping", None),
+            sinks=getattr(attn, "sinks", None),
             packed=own.packed,
         )
-        return mixed.flatten(1)
+        return mixed.flatten(1) if gate is None else (mixed * gate.sigmoid()).flatten(1)
 
 
 class Joined(nn.Module):
@@ -123,8 +161,6 @@ class FusedAttention(Joined):
     Weights, parameter names and submodules stay.
     """
 
-    num_joined = 2
-    """Number of matrix products with adapters of their own: q, k and v together; output."""
     _half: AttentionHalf
 
     def forward(
@@ -138,12 +174,17 @@ class FusedAttention(Joined):
         if rows is None or self.layer_idx in (rows.captured or ()) or torch.compiler.is_compiling():
             return super().forward(hidden_states, position_embeddings=position_embeddings, **kwargs)
         attended = self._half(hidden_states[0], position_embeddings, rows)
-        out, add = product(self.o_proj, attended), self._half.add
+        out, add = product(getattr(self, self._half.output), attended), self._half.add
         return (out if add is None else add(out, attended, 1, rows))[None], None
 
     def add_by(self, add: Add) -> None:
         """Sets the function with which a runtime part adds terms (such as LoRA) to the matrix products."""
         self._half.add = add
+
+    @property
+    def joined_paths(self) -> tuple[tuple[str, ...], ...]:
+        """Names within the module of the linear layers that are computed as one matrix product."""
+        return self._half.projections, (self._half.output,)
 
     def join(self) -> None:
         """See `Joined.join`."""

@@ -9,6 +9,7 @@ are the weights of the gate and up projections. The model's own tensors become v
 import inspect
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.kernels.layer.reference import Turn
 from wingbeat.runtime.fused import speed_up
 from wingbeat.runtime.fused.attention import (
+    HALVES,
     KNOWN_ATTENTIONS,
     Add,
     AttentionHalf,
@@ -49,6 +52,8 @@ KNOWN_LAYERS = frozenset(
 norm and the matrix product that follows the norm.
 """
 
+_ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
+"""Beginnings of the class names of norms that multiply by one more than their weight."""
 _NUM_ROWS, _BLOCK_SIZE = 7, 16
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 """Largest distance of a fused layer's row from the original row, relative to the original row's norm, by dtype."""
@@ -60,8 +65,8 @@ class Swap(ABC):
     ops: LayerOps
     """Steps used for the norms outside swapped layers."""
     known = KNOWN_LAYERS
-    known_attentions: frozenset[str] = frozenset()
-    """Class names of attention modules that may be swapped without the rest of their layer."""
+    known_attentions: Mapping[str, Turn] = {}
+    """Class names of attention modules that may be swapped without the rest of their layer; see `KNOWN_ATTENTIONS`."""
     gates = frozenset({"SiLU", "SiLUActivation"})
     """Supported activation functions of MLPs, by class name."""
 
@@ -85,11 +90,12 @@ class OpsSwap(Swap):
         self.ops, self._division = ops, division
         # In a divided model, an attention module is not swapped without its layer, because the output projection needs
         # a sum across processes, which only the projection's own module computes.
-        self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
+        self.known_attentions = KNOWN_ATTENTIONS if division is None else {}
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
         """See `Swap.swap`."""
-        half = AttentionHalf(layer.self_attn, self.ops, attention)
+        turn = self.known_attentions.get(_attention_name(layer.self_attn), HALVES)
+        half = AttentionHalf(layer.self_attn, self.ops, attention, turn)
         if self.knows(layer):
             layer.__class__ = _fused_class(type(layer), FusedLayer)
             layer.__dict__.update(_ops=self.ops, _half=half, _division=self._division)
@@ -172,9 +178,7 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     """Swaps one layer. Returns the reason if the layer, or a part of the layer, stays unchanged; else None."""
     kind, attn = type(layer), getattr(layer, "self_attn", None)
     is_whole, attention_kind = swap.knows(layer), type(attn)
-    # `speed_up` may have replaced transformers' class by a subclass.
-    is_ours = attention_kind.__module__ == speed_up.__name__
-    if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
+    if not is_whole and _attention_name(attn) not in swap.known_attentions:
         return f"{kind.__qualname__} is not supported"
     if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
         return f"heads with {attention.key_dim} and {attention.value_dim} elements are not supported"
@@ -194,6 +198,11 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     if problem is not None:
         swap.take_back(layer, kind, attention_kind)
     return problem or (None if is_whole else f"only attention is fused, because {kind.__qualname__} is not supported")
+
+
+def _attention_name(attn: nn.Module | None) -> str:
+    """Returns the name of transformers' class, of which the module's own class may be a subclass."""
+    return next((name for name in map(name_of, type(attn).__mro__) if name in KNOWN_ATTENTIONS), "")
 
 
 def is_packed(linear: nn.Linear) -> bool:
@@ -321,7 +330,7 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
     weight, kind = getattr(module, "weight", None), type(module)
     if not kind.__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
         return
-    if not hasattr(module, "variance_epsilon") and not (kind.__name__.startswith("Gemma") and hasattr(module, "eps")):
+    if not hasattr(module, "variance_epsilon") and not (kind.__name__.startswith(_ONE_MORE) and hasattr(module, "eps")):
         return
     rows = _rows(len(weight), weight)
     expected = module(rows)
@@ -388,24 +397,34 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
 
 def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
     """Runs a layer, or its attention, on the first rows of one sequence; returns output and stored keys and values."""
-    weight = layer.self_attn.q_proj.weight
+    attn: Any = layer.self_attn
+    weight = (attn.qkv_proj if hasattr(attn, "qkv_proj") else attn.q_proj).weight
     hidden = _rows(weight.shape[1], weight)
     positions = torch.arange(_NUM_ROWS, device=weight.device)
     shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
     cache = tuple(torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
-    angles = positions[:, None] / torch.arange(1, attention.key_dim // 2 + 1, device=weight.device)
-    turned = tuple(part.repeat(1, 2).to(weight.dtype)[None] for part in (angles.cos(), angles.sin()))
+    angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)
+    halves = 1 if KNOWN_ATTENTIONS.get(_attention_name(attn), HALVES).one_half else 2
+    turned = tuple(part.repeat(1, halves).to(weight.dtype)[None] for part in (angles.cos(), angles.sin()))
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
-    caches = {layer.self_attn.layer_idx: cache}
+    caches = {attn.layer_idx: cache}
     packed = first_result("pack_segments", [segment], weight.dtype)
     rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
     given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
     if is_whole:
         out = layer(hidden[None], **given)
     else:  # the MLP is left out, because rounding might change a router's choice of experts
-        out, _ = layer.self_attn(layer.input_layernorm(hidden)[None], attention_mask=None, **given)
+        norm = layer.input_layernorm if hasattr(layer, "input_layernorm") else layer.operator_norm
+        out, _ = attn(norm(hidden)[None], attention_mask=None, **given)
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
+
+
+def _num_pairs(attn: Any) -> int:
+    """Returns the number of pairs of a head's elements that the model rotates."""
+    rope = getattr(getattr(attn, "config", None), "rope_parameters", None) or {}
+    by_layer = next((one for one in rope.values() if isinstance(one, dict)), rope)
+    return int(attn.head_dim * (by_layer.get("partial_rotary_factor") or 1.0)) // 2
 
 
 def _rows(size: int, like: Tensor) -> Tensor:

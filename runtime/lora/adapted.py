@@ -90,7 +90,7 @@ class ModelAdapters(AdapterPlaces):
             place.stack.clear(adapter_id)
 
     def _adapt_layer(self, layer: nn.Module, name: str, whole: set[nn.Module]) -> None:
-        joined = JOINED[: max(getattr(module, "num_joined", 0) for module in (layer, _attention_of(layer)))]
+        joined = _joined(layer)
         linears: dict[str, Any] = {path: module for path, module in layer.named_modules() if module in whole}
         groups = list(joined)
         groups += [(path,) for path in linears if not any(path in group for group in groups)]
@@ -113,6 +113,13 @@ class ModelAdapters(AdapterPlaces):
 
 def _attention_of(layer: nn.Module) -> nn.Module | None:
     return getattr(layer, "self_attn", None)
+
+
+def _joined(layer: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Returns the paths of the linear layers that a layer, or its attention, computes as one matrix product."""
+    paths = getattr(_attention_of(layer), "joined_paths", ())
+    within = tuple(tuple(f"self_attn.{path}" for path in group) for group in paths)
+    return within or JOINED[: getattr(layer, "num_joined", 0)]
 
 
 def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from wingbeat.kernels import choice
 
-CARDS_BY_CAPABILITY = {80: "A100", 89: "L4", 90: "H100"}
+CARDS_BY_CAPABILITY = {80: "A100", 89: "L4", 90: "H100", 120: "RTX 5090"}
 
 
 @pytest.fixture(scope="session")

@@ -77,6 +77,18 @@ def test_captured_short_convolutions_and_mamba_2():
     run("hybrid_cases.py", "-k", "not qwen3_5")
 
 
+@needs("kv_windows")
+@pytest.mark.slow
+def test_windows_alone():
+    run("window_cases.py", "--ptx", "90")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "89", "90", "120"])
+def test_captured_trees_by_own_products(capability):
+    run("drafter_cases.py", "-k", "eagle-own", "--ptx", capability)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["80", "90"])
 def test_the_device_and_small_rounds_of_compiled_kernels(capability):
@@ -87,7 +99,15 @@ def test_the_device_and_small_rounds_of_compiled_kernels(capability):
 @pytest.mark.parametrize(
     "kind",
     [
-        *("eagle and not fp8", "eagle-fp8", "draft-model", "foreign-vocabulary", "mtp", "shared_keys", "p-eagle"),
+        *(
+            "eagle and not fp8 and not own",
+            "eagle-fp8",
+            "draft-model",
+            "foreign-vocabulary",
+            "mtp",
+            "shared_keys",
+            "p-eagle",
+        ),
         *("dflash", "dspark-rnn"),
     ],
 )

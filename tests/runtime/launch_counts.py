@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import Gemma3TextConfig, Qwen3MoeConfig
+from transformers import Gemma3TextConfig, Glm4Config, GptOssConfig, Phi3Config, Qwen3MoeConfig
 
 from tests.optional import kept
 from tests.runtime.draft_world import taps_size
@@ -64,6 +64,9 @@ LIMITS: dict[str, int] = {
     "layer": 9,
     "layer by own products of few rows": 8,
     "layer of Gemma 3, with fused attention": 15,
+    "layer of GLM-4, with fused attention": 14,
+    "layer of Phi-3, with fused attention": 14,
+    "layer of gpt-oss, with fused attention": 36,
     "layer of Qwen3-MoE, with fused attention": 29,
     "decoding beside its layers, greedy": 9,
     "decoding beside its layers, sampled": 16,
@@ -114,6 +117,7 @@ LIMITS: dict[str, int] = {
     "beside the graph of a round of prompts": 23,
     "another prompt in a round of prompts": 0,
     "graphs of a verifier": 65,
+    "graphs of a verifier with max_loras": 94,
     "graphs of a drafter": 56,
     "graphs of a drafter for prompts": 4,
     "graphs of a drafter for rounds with rules": 49,
@@ -137,6 +141,8 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     found |= _mixed_counts(gpu)
     found |= _prompt_counts(gpu)
     found["graphs of a verifier"] = num_graphs(SERVED)
+    for name in kept({"max_loras": 4}):
+        found[f"graphs of a verifier with {name}"] = num_graphs(replace(SERVED, **{name: 4}))
     shape = SERVED.speculation
     batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
     found["graphs of a drafter"] = len(batches) * shape.max_path
@@ -164,9 +170,15 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
     alone is fused."""
     shape = SHAPE | IDS | {"tie_word_embeddings": False}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    of_gpt_oss = {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_theta": 1e4}}
     made = {
         "Gemma 3": lambda count: Gemma3TextConfig(
             **shape, num_hidden_layers=count, layer_types=["full_attention"] * count
+        ),
+        "GLM-4": lambda count: Glm4Config(**shape, num_hidden_layers=count),
+        "Phi-3": lambda count: Phi3Config(**shape, num_hidden_layers=count),
+        "gpt-oss": lambda count: GptOssConfig(
+            **shape, num_hidden_layers=count, layer_types=["full_attention"] * count, **of_gpt_oss
         ),
         "Qwen3-MoE": lambda count: Qwen3MoeConfig(**shape, **experts, num_hidden_layers=count),
     }

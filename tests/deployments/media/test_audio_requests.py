@@ -70,25 +70,35 @@ def service_of(folder, vocab_size):
     return CompletionService(pool, tokenizer, prompt_reader=reader_of(folder, tokenizer))
 
 
+def request_of(name, folder, vocab_size):
+    """The engine's request for a chat with audio, through the wire and shared memory."""
+    messages = [{"role": "user", "content": content_of(name)}]
+    body = ChatBody.parse(json.dumps({"messages": messages, **GREEDY}).encode())
+    generation = asyncio.run(service_of(folder, vocab_size).plan_chat(body))
+    packed, memory = share_spans(WireRequest(3, generation.choices[0].request))
+    request = received(attach_spans(packed), "0")
+    os.close(memory)
+    assert generation.prompt_details == {"audio_tokens": sum(one.length for one in request.spans)}
+    return request
+
+
+def answered(engine, request):
+    """Tokens of the only request."""
+    engine.add_request(request)
+    tokens = []
+    while engine.has_unfinished_requests():
+        tokens += [token for output in engine.step() for token in output.token_ids]
+    return tokens
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", AUDIO_CONFIGS)
 def test_the_answer_to_a_request_with_audio_is_that_of_generate(name, tmp_path):
     folder = write_checkpoint(name, tmp_path)
     loaded = load_model(folder, torch.float32, torch.device("cpu"))
     assert loaded.takes == {"audio": SERVED}
-    messages = [{"role": "user", "content": content_of(name)}]
-    body = ChatBody.parse(json.dumps({"messages": messages, **GREEDY}).encode())
-    generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
-    packed, memory = share_spans(WireRequest(3, generation.choices[0].request))
-    request = received(attach_spans(packed), "0")
-    os.close(memory)
-    assert generation.prompt_details == {"audio_tokens": sum(one.length for one in request.spans)}
     engine = new_engine(loaded, engine_config())
-    engine.add_request(request)
-    tokens = []
-    while engine.has_unfinished_requests():
-        tokens += [token for output in engine.step() for token in output.token_ids]
-    assert tokens == generated(name, folder)
+    assert answered(engine, request_of(name, folder, loaded.vocab_size)) == generated(name, folder)
     stats = engine.stats()
     assert stats.parts["media"]["num_encoded"] == len(SOUNDS[name])
     assert stats.device_s["encoder"] > 0

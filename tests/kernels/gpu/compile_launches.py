@@ -27,6 +27,7 @@ from wingbeat.kernels.gpu.tree import candidates as triton_candidates
 from wingbeat.kernels.gpu.tree import table as triton_tree_growth
 from wingbeat.kernels.gpu.tree import walk as triton_tree
 from wingbeat.kernels.layer.draft_rows import Pairs, Projection, Stored
+from wingbeat.kernels.layer.reference import Turn
 from wingbeat.kernels.round.reference import DraftedFor, PathShape, SlotColumns, TreeRules, WalkedTrees
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree.results import Coupling, GrownTree
@@ -119,7 +120,9 @@ def launch_layers(
     caches = (cache, cache.to(torch.float8_e4m3fn)) if has_fp8 else (cache,)
     for norm in (None, hidden.new_zeros(dim)):
         for stored in caches:
-            triton_layer.rotate_and_store(qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6)
+            for turn in (Turn(), Turn(in_pairs=True)):
+                given = (qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6, turn)
+                triton_layer.rotate_and_store(*given)
     triton_layer.embed_beside(ints(num_tokens), hidden, hidden, (weight, weight), 1e-5)
     triton_layer.embed_beside(
         ints(num_tokens), hidden, hidden[None], (weight, weight), 1e-5, ints(1, num_tokens), normed=False

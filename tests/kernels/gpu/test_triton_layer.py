@@ -8,6 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, app
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from wingbeat.kernels.layer import reference
+from wingbeat.kernels.layer.reference import Turn
 
 pytestmark = pytest.mark.few(6)
 
@@ -111,6 +112,40 @@ def test_queries_keys_and_values_go_where_the_references_go(num_heads, num_kv_he
         close(rows[written], their.flatten(0, 1)[written])
     if not normed:
         same(query.cpu(), theirs)
+
+
+TURNS = {
+    "part": (Turn(), 8),
+    "one half": (Turn(one_half=True), 12),
+    "pairs": (Turn(in_pairs=True), 24),
+    "part in pairs": (Turn(in_pairs=True), 12),
+    "nothing": (Turn(), 0),
+}
+"""Elements of heads of 24 that are rotated together, and widths of the cosines."""
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", TURNS)
+def test_queries_keys_and_values_of_other_rotations_are_the_references(kind, dtype):
+    turn, width = TURNS[kind]
+    qkv, slots = draw(5, 6, 24, dtype=dtype), torch.arange(4, 9, device=DEVICE)
+    norms = (draw(24, dtype=dtype, seed=3), draw(24, dtype=dtype, seed=4), 1e-6)
+    turned = [part[:, :width].contiguous() for part in angles(5, 2 * width if turn.one_half else width, dtype)]
+    found, expected = caches(1, 24, dtype), [part.cpu() for part in caches(1, 24, dtype)]
+    query = kernels.rotate_and_store(qkv, *turned, *found, slots, *norms, turn)
+    on_host = [part.cpu() if isinstance(part, torch.Tensor) else part for part in (*turned, *expected, slots, *norms)]
+    close(query.cpu(), reference.rotate_and_store(qkv.cpu(), *on_host, turn))
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours.cpu().flatten(0, 1)[4:9], theirs.flatten(0, 1)[4:9])
+
+
+def test_more_pairs_than_a_head_has_are_refused():
+    cos, slots = draw(1, 24, dtype=torch.float32), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(ValueError, match=r"24 pairs are rotated by cos \(1, 24\) in heads of 24 elements"):
+        kernels.rotate_and_store(
+            draw(1, 6, 24), cos, cos, *caches(1, 24, torch.float32), slots, None, None, 0.0, Turn(one_half=True)
+        )
 
 
 @pytest.mark.parametrize("size", [48, 1000])

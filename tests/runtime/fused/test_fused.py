@@ -6,10 +6,20 @@ import logging
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GraniteConfig, GraniteMoeConfig, Qwen2MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen2MoeConfig,
+)
 
 from tests.runtime.by_torch import by_torch
 from tests.runtime.caching_allocator import CachingAllocator
+from tests.runtime.hybrids import needs_states, random_hybrid
 from tests.runtime.models import CONFIGS, SHAPE, noisy, random_model
 from wingbeat.runtime.fused.attention import FusedAttention
 from wingbeat.runtime.fused.layers import FusedLayer, FusedNorm, LayerOps, fuse
@@ -17,7 +27,7 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 OPS = LayerOps()
 FUSED = ("llama", "mistral", "qwen3")
-ATTENTION_FUSED = ("gemma2", "gemma3", "qwen3_moe", "mixtral")
+ATTENTION_FUSED = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "mixtral")
 
 
 def prepared(monkeypatch, name: str, ops: LayerOps = OPS, **overrides):
@@ -49,6 +59,10 @@ def test_attention_of_other_layers_is_fused_in_half_precision(monkeypatch, name)
         GraniteConfig(**SHAPE, attention_multiplier=0.3, residual_multiplier=0.5),
         GraniteMoeConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, attention_multiplier=0.3),
         Qwen2MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+        GlmConfig(**SHAPE),
+        Glm4Config(**SHAPE),
+        PhiConfig(**SHAPE),
+        Phi3Config(**SHAPE),
     ],
     ids=lambda config: config.model_type,
 )
@@ -57,6 +71,17 @@ def test_attention_of_families_that_no_other_test_has_is_fused(monkeypatch, conf
     torch.manual_seed(0)
     loaded = prepare_model(AutoModelForCausalLM.from_config(config), config.model_type)
     assert all(isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers)
+
+
+@needs_states
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "qwen3_next", "falcon_h1", "bamba", "granite"])
+def test_attention_beside_mixers_is_fused(monkeypatch, name):
+    monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": OPS})
+    loaded = prepare_model(random_hybrid(name), name)
+    halves = [layer.self_attn for layer in loaded.decoder_layers if getattr(layer, "self_attn", None) is not None]
+    assert halves
+    assert all(isinstance(half, FusedAttention) for half in halves)
 
 
 def test_layers_with_biases_are_fused(monkeypatch):

@@ -16,9 +16,11 @@ from wingbeat.runtime.round.choice import Choosing
 
 pytestmark = needs_states
 
-LIMITS = {"lfm2": (18, 5), "qwen3_5": (62, 21), "falcon_h1": (76, 21)}
+LIMITS = {"lfm2": (18, 5), "qwen3_5": (44, 21), "falcon_h1": (68, 21)}
 """Launches of a layer with a mixer, by kind: in the forward pass over trees, and where tokens are chosen. A layer of a
-Llama has 9; layers of these models that attend have 22 (LFM2) and 68 (Qwen3.5), as torch runs their norms."""
+Llama has 9."""
+ATTENDING = {"lfm2": 13, "qwen3_5": 16}
+"""Launches of a layer that attends, in the forward pass over trees."""
 
 
 @pytest.fixture
@@ -29,9 +31,9 @@ def gpu():
         yield gpu
 
 
-def placed_hybrid(name: str, num_mixers: int):
-    """A layer that attends, behind it layers with mixers."""
-    return placed_verifier(of_layers(name, [1, *[0] * num_mixers]))
+def placed_hybrid(name: str, num_mixers: int, num_attending: int = 1):
+    """Layers that attend, behind them layers with mixers."""
+    return placed_verifier(of_layers(name, [*[1] * num_attending, *[0] * num_mixers]))
 
 
 @pytest.mark.few(1)
@@ -51,10 +53,17 @@ def test_launches_of_a_layer_are_no_more_than_their_limit_and_no_fewer(gpu, name
     assert tuple(more - fewer for fewer, more in zip(one, two, strict=True)) == LIMITS[name]
 
 
-def launches(gpu, name: str, num_mixers: int) -> tuple[int, int]:
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ATTENDING)
+def test_attention_of_hybrids_is_fused(gpu, name):
+    one, two = (launches(gpu, name, 1, num_attending)[0] for num_attending in (1, 2))
+    assert two - one == ATTENDING[name]
+
+
+def launches(gpu, name: str, num_mixers: int, num_attending: int = 1) -> tuple[int, int]:
     """A captured round of one greedy sequence's tree: launches of the forward pass, and of the choice behind it."""
     device = FakeGraphDevice(gpu)
-    engine = Engine(placed_hybrid(name, num_mixers), engine_config(TREE, 1), DrafterNeeds(), device)
+    engine = Engine(placed_hybrid(name, num_mixers, num_attending), engine_config(TREE, 1), DrafterNeeds(), device)
     engine.runner.prepare_trees()
     stages = [stage for stage, _ in engine.runner.graphs.stats.captured]
     forward, greedy, *_ = device.graphs[stages.index(Stage.BASE_VERIFICATION) :][: 1 + len(Choosing)]
