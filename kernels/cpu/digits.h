@@ -1,8 +1,8 @@
 // Rows as whole numbers of int8 digits, because processors multiply int8 by integer weights and sum four products in one
 // instruction. Blocks of DIGIT_BLOCK inputs share a scale. With one digit, a row is rounded to int8: the scale is the
-// block's largest magnitude divided by 127. With EXACT_DIGITS digits of base 256, numbers are rounded at 2^-24 of the
-// block's largest. The sums of the digits' products are exact, so these products are both faster and more exact than
-// float32's, whose errors add up.
+// block's largest magnitude divided by 127. With EXACT_DIGITS digits of base 256, a number changes by at most 2^-23 of
+// the block's largest. The sums of the digits' products are exact, so these products are faster and, for many inputs,
+// more exact than float32's, whose rounding errors add up.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 
 constexpr int64_t DIGIT_BLOCK = 32;
 
-// Digits of rows that stand for their float32 numbers; 0 if float32 products are faster. A float32 product of fewer than
-// LEAST_SPLIT inputs is the more exact, because its errors grow with the number of inputs.
+// Fewest inputs of rows that are split into EXACT_DIGITS digits; with fewer inputs a float32 product is more exact.
 constexpr int64_t LEAST_SPLIT = 512;
+// Number of digits of rows that are not rounded; 0 if float32 products are faster.
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 constexpr int EXACT_DIGITS = 3;
 #else
