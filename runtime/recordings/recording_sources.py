@@ -103,7 +103,7 @@ class PromptSource:
     """Prompts in the order of the file. The verifier answers each prompt up to an end-of-text token.
 
     Args:
-        prompts: token ids; prompts that leave fewer than `min_answer` tokens for the answer are skipped.
+        prompts: token ids; prompts that leave fewer than `min_answer` tokens for the answer are skipped and counted.
         length: maximum number of tokens of prompt and answer together.
 
     Raises:
@@ -115,6 +115,7 @@ class PromptSource:
     def __init__(self, prompts: Iterable[list[int]], length: int, min_answer: int, sampling: Sampling) -> None:
         given = list(prompts)
         self._prompts = [torch.tensor(ids) for ids in given if 0 < len(ids) <= length - min_answer]
+        self.num_left_out = len(given) - len(self._prompts)
         if not self._prompts:
             raise ValueError(f"none of {len(given)} prompts leaves room for {min_answer} tokens within {length}")
         self._length = length

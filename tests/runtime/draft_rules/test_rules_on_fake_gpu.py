@@ -9,7 +9,7 @@ from tests.runtime.fake_gpu import CUDA
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import VOCAB_SIZE, new_drafter
 from tests.runtime.launch_counts import attach, decided
-from tests.runtime.test_fake_gpu import KINDS, SHAPES, gpu  # noqa: F401
+from tests.runtime.test_fake_gpu import KINDS, SHAPES
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.sampling_rules import no_rules
 
@@ -19,7 +19,7 @@ from wingbeat.runtime.protocol.sampling_rules import no_rules
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_rules_of_sampling_and_masks_are_not_waited_for(gpu, kind, shape, captured):  # noqa: F811
+def test_rules_of_sampling_and_masks_are_not_waited_for(gpu, kind, shape, captured):
     """Drafts by a drafter in its verifier's process; masks come from the host."""
     drafter = new_drafter(kind, SHAPES[shape], FakeGraphDevice(gpu) if captured else None)
     batch = decided(attach(drafter, SHAPES[shape], num_slots=1))

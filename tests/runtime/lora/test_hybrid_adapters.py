@@ -7,7 +7,6 @@ from tempfile import mkdtemp
 import pytest
 import torch
 
-from tests.needs import needs
 from tests.runtime.hybrids import CONFIGS, hybrid, needs_states, random_hybrid
 from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.models import TREE, Run, engine_config, greedy, greedy_params, new_engine
@@ -57,19 +56,6 @@ def world(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_of_several_adapters_write_what_merged_models_write(name, kind, room):
     check(world(name), kind, room)
-
-
-@needs("fused_layers")
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "falcon_h1"])
-def test_fused_attention_has_the_adapters_of_its_projections(name, monkeypatch):
-    """LFM2 has an output projection of another name, Qwen3.5 gates behind its queries, Falcon-H1 scaled keys."""
-    from wingbeat.runtime.fused.attention import FusedAttention, LayerOps
-
-    monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
-    here = World(name)
-    assert any(isinstance(module, FusedAttention) for module in here.loaded.model.modules())
-    check(here, "right", "roomy")
 
 
 def check(here, kind, room):
