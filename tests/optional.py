@@ -305,6 +305,7 @@ FEATURES = {
         (
             *("runtime/state", "kernels/state", "tests/runtime/state", "tests/kernels/state"),
             *("tests/runtime/engine/test_hybrid_lossless.py", "tests/runtime/lora/test_hybrid_adapters.py"),
+            "tests/runtime/lora/test_fused_hybrid_adapters.py",
             "tests/gpu_of_numbers/hybrid_cases.py",
         ),
         needs=("kernel_tools",),
@@ -328,6 +329,7 @@ FEATURES = {
             *("tests/gpu_of_numbers", "tests/runtime/packed", "tests/runtime/tensor_parallel"),
             *("tests/runtime/lora/test_fused_adapters.py", "tests/runtime/rollouts/test_written_fused.py"),
             *("tests/runtime/test_launch_counts.py", "tests/runtime/state/test_hybrid_launches.py"),
+            "tests/runtime/lora/test_fused_hybrid_adapters.py",
         ),
         needs=("kernel_tools",),
     ),
