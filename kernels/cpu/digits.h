@@ -38,7 +38,7 @@ constexpr int SIGNED_EXCESS = 0;
 struct DigitRows {
     int64_t scale, sum, excess, step, stride;
 
-    DigitRows(int64_t inputs, int64_t by, int64_t digits)
+    constexpr DigitRows(int64_t inputs, int64_t by, int64_t digits)
         : scale(digits * by / 4), sum(scale + 1), excess(sum + 1), step(excess + digits), stride(step * (inputs / by)) {}
 };
 
@@ -148,7 +148,8 @@ static void split_row(const float* x, int64_t inputs, int64_t step, float* to) {
     }
 }
 #else
-static void split_row(const float*, int64_t, int64_t, float*) {}
+// Not called, because no matrix has rows of EXACT_DIGITS digits.
+static void split_row(const float*, int64_t, int64_t, float*) { __builtin_trap(); }
 #endif
 
 // Adds to each lane the products of its four weight bytes with the four row bytes in `four`. Without SIGNED_EXCESS,

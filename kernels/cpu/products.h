@@ -105,6 +105,7 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
                                                            const words (&weights)[VECTORS][STEP / 4],
                                                            const vec* scale, const vec* shift, vec* kept) {
     constexpr int DIGITS = T::DIGITS;
+    constexpr DigitRows LAYOUT(STEP, STEP, DIGITS);
     const float* own[ROWS];
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++) {
@@ -119,7 +120,7 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++)
                 sums[digit][row][v] =
-                    EXCEEDS<T> ? all_whole(word_at(own[row] + STEP / 4 * DIGITS + 2 + digit)) : ints{};
+                    EXCEEDS<T> ? all_whole(word_at(own[row] + LAYOUT.excess + digit)) : ints{};
 #pragma GCC unroll 8
     for (int four = 0; four < STEP / 4; four++)
 #pragma GCC unroll 8
@@ -132,7 +133,7 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
                         sums[digit][row][v], weights[v][four], word_at(own[row] + four * DIGITS + digit));
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++) {
-        vec by = all(own[row][STEP / 4 * DIGITS]), sum = all(own[row][STEP / 4 * DIGITS + 1]);
+        vec by = all(own[row][LAYOUT.scale]), sum = all(own[row][LAYOUT.sum]);
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
             ints high = sums[0][row][v];
@@ -148,16 +149,17 @@ static inline __attribute__((always_inline)) void add_step(const float* x, int64
 // As `multiply_digits`, for groups of whole steps of STEP inputs.
 template <class T, int STEP, int VECTORS>
 static inline void multiply_steps(const float* x, int64_t x_stride, const Strip<T>& strip, int num_rows, vec* kept) {
-    constexpr int UNIT = T::ROWS * PANEL, BYTES = STEP / T::INPUTS * UNIT, AT_ONCE = T::DIGITS == 3 ? 2 : REGISTERS == 32 ? 6 : 4;
+    constexpr int UNIT = T::ROWS * PANEL, BYTES = STEP / T::INPUTS * UNIT;
+    constexpr int AT_ONCE = T::DIGITS > 1 ? 2 : REGISTERS == 32 ? 6 : 4;  // rows whose sums stay in registers
     int64_t num_groups = strip.inputs / strip.groups.size;
     const uint8_t* weight = (const uint8_t*)strip.weight;
-    DigitRows rows(strip.inputs, STEP, T::DIGITS);
+    constexpr DigitRows LAYOUT(STEP, STEP, T::DIGITS);
     const int parts = (num_rows + AT_ONCE - 1) / AT_ONCE, least = num_rows / parts, more = num_rows % parts;
     for (int64_t group = 0; group < num_groups; group++) {
         vec scale[VECTORS], shift[VECTORS];
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) strip.groups.read(group, 0, num_groups, v * LANES, 1, scale[v], shift[v]);
-        for (int64_t end = 0; end < strip.groups.size; end += STEP, weight += BYTES, x += rows.step) {
+        for (int64_t end = 0; end < strip.groups.size; end += STEP, weight += BYTES, x += LAYOUT.step) {
 #pragma GCC unroll 16
             for (int ahead = 0; ahead < BYTES; ahead += CACHE_LINE)
                 __builtin_prefetch(weight + AHEAD_BYTES + ahead, 0, 3);
