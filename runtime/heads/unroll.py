@@ -7,16 +7,18 @@ the chain of index i stays at row i, and at each step the token that it reads is
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.heads.contract import Attend, DraftHead
+from wingbeat.runtime.heads.contract import DraftHead
 
 
-class UnrolledStep(NamedTuple):
-    """A step of all chains of a batch; N chains per sequence."""
+@dataclass
+class UnrolledStep:
+    """A step of the followed chains of a batch; N chains per sequence."""
 
     head: DraftHead
     offset: int
@@ -26,6 +28,10 @@ class UnrolledStep(NamedTuple):
 
     In EAGLE-1 this is the predicted feature at index i + offset - 1.
     """
+    chains: Tensor | None
+    """int64 [chains]: flat indices of the followed chains, out of batch * N; None if all chains are followed."""
+    kept: Tensor | None = None
+    """bool [chains], or [batch * N]: the chains to follow after this step, set by the caller; None keeps all."""
 
     @property
     def logits(self) -> Tensor:
@@ -62,6 +68,12 @@ class ChainAttention:
         self._every, self._followed = every, followed
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
+
+    def follow(self, kept: Tensor, followed: list[_SequenceChains]) -> None:
+        """Drops the other chains' own keys and values. `kept`: bool, of the chains that were followed so far."""
+        self._followed = followed
+        for part in (self._keys, self._values):
+            part[1:] = [one[kept] for one in part[1:]]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Query [.., Hq, D], key [.., Hkv, D] and value [.., Hkv, Dv] of the next step -> [.., Hq, Dv].
@@ -104,6 +116,7 @@ def unroll(
     """Run all chains of `num_steps` steps that fit into the sequences. The chains read the sequences' tokens.
 
     As long as the head's greedy drafts equal the sequence's tokens, a chain computes exactly what greedy drafting does.
+    A caller that sets a step's `kept` ends the other chains; without a chain left, the iteration ends.
 
     Args:
         head: the head to unroll.
@@ -126,16 +139,26 @@ def unroll(
 
     every = _by_sequence(batch, num_chains, torch.arange(batch * num_chains, device=tokens.device))
     followed = every if chains is None else _by_sequence(batch, num_chains, chains)
-    attends: list[Attend] = [ChainAttention(head.scaling, every, followed) for _ in range(head.num_layers)]
+    attends = [ChainAttention(head.scaling, every, followed) for _ in range(head.num_layers)]
     positions = torch.arange(num_chains, device=tokens.device).expand(batch, num_chains)
     # Under autocast `fc` returns bfloat16; the conversion keeps the residual stream in the weights' precision.
     features = read(head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype), 0)
-    for step in range(num_steps):
-        now = slice(1 + step, 1 + step + num_chains)
-        rotary = head.rotary(read(positions, step) + step)
-        hidden = head.run_layers(read(tokens[:, now], step), features, rotary, attends, None if step else chains)
-        yield UnrolledStep(head, step + 2, hidden)
+    for index in range(num_steps):
+        now = slice(1 + index, 1 + index + num_chains)
+        rotary = head.rotary(read(positions, index) + index)
+        hidden = head.run_layers(read(tokens[:, now], index), features, rotary, attends, None if index else chains)
+        step = UnrolledStep(head, index + 2, hidden, chains)
+        yield step
         features = head.feedback(hidden)
+        if step.kept is not None:
+            if chains is None:
+                features, chains = features.flatten(0, 1), torch.arange(batch * num_chains, device=tokens.device)
+            features, chains = features[step.kept], chains[step.kept]
+            if not len(chains):
+                return
+            followed = _by_sequence(batch, num_chains, chains)
+            for attend in attends:
+                attend.follow(step.kept, followed)
 
 
 def _by_sequence(batch: int, num_chains: int, chains: Tensor) -> list[_SequenceChains]:

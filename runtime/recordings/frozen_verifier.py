@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from wingbeat.runtime.heads.conventions import default_tap_layers
-from wingbeat.runtime.hugging_face import generation_of, load_files, one_line, read_config
+from wingbeat.runtime.hugging_face import generation_of, load_files, one_line, quiet, read_config
 from wingbeat.runtime.verifier.layers.loaded_model import decoder_layers
 from wingbeat.runtime.verifier.model import LayerTaps
 
@@ -37,7 +37,7 @@ class FrozenVerifier:
     def __init__(
         self, path: str, tap_layers: tuple[int, ...] | None, device: str | torch.device, dtype: torch.dtype
     ) -> None:
-        with one_line(path):
+        with one_line(path), quiet():
             model = load_files(AutoModelForCausalLM, path, config=read_config(path), dtype=dtype, **generation_of(path))
         self.model: PreTrainedModel = model.to(device).eval().requires_grad_(False)
         text_config = self.model.config.get_text_config()

@@ -4,6 +4,7 @@ files.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
@@ -41,17 +42,18 @@ def weights_of_model(verifier: FrozenVerifier) -> VerifierWeights:
 
 
 def weights_of_checkpoint(target: TargetDescription) -> VerifierWeights:
-    """The weights of a verifier that is not loaded, read from its safetensors files.
+    """The weights of a verifier that is not loaded, read from its safetensors files; a verifier in another format is
+    loaded as a whole.
 
     Raises:
         ValueError: the files hold no embedding or no output matrix of a known name.
     """
+    if not target.tensor_files:
+        return weights_of_model(FrozenVerifier(str(target.path), None, "cpu", torch.float32))
     embedding, lm_head = target.embedding(), target.lm_head()
-    if embedding is None or lm_head is None or not target.tensor_files:
+    if embedding is None or lm_head is None:
         missing = "lm_head.weight" if lm_head is None else _EMBEDDING
-        raise ValueError(
-            f"{target.path} has no safetensors file with {missing}: train with the verifier loaded instead"
-        )
+        raise ValueError(f"{target.path} holds no tensor {missing}: train without recordings, which loads the verifier")
     prefix = min((name for name in target.tensor_files if name.endswith(_EMBEDDING)), key=len).removesuffix(_EMBEDDING)
     layer_prefix = f"{prefix}layers.{target.num_layers - 1}."
     layer = {

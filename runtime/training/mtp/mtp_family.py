@@ -37,7 +37,7 @@ class MtpFamily(UnrolledFamily):
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`. The loss skips no chains, because the verifier's layer runs over whole sequences."""
-        return DraftLoss(head, config.ttt_steps, config.step_decay, follows_some=False)
+        return DraftLoss(head, config.ttt_steps, config.step_decay, ends_chains=False)
 
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
         """See `Family.export`."""

@@ -96,14 +96,17 @@ def test_the_unrolled_head_is_the_drafting_head(head, verifier):
 
 
 def expected_loss(head, tokens, taps, probabilities, num_steps, decay, masked=()) -> float:
-    """By chains drafted one by one, in float64; predictions of the tokens `masked` count nothing."""
+    """By chains drafted one by one, in float64; a chain ends at its first wrong draft and at the tokens `masked`."""
     probabilities = probabilities.double()[:, head.draft_token_ids]
     total, num_chains = 0.0, len(tokens) - num_steps - 1
     for start in range(num_chains):
         for step, logits in enumerate(draft_chain(head, tokens, taps, start, num_steps, forced=True)):
-            if start + 2 + step not in masked:
-                cross_entropy = -(probabilities[start + 1 + step] * logits.double().log_softmax(-1)).sum()
-                total += decay**step * float(cross_entropy) / num_chains
+            if start + 2 + step in masked:
+                break
+            cross_entropy = -(probabilities[start + 1 + step] * logits.double().log_softmax(-1)).sum()
+            total += decay**step * float(cross_entropy) / num_chains
+            if head.draft_token_ids[logits.argmax()] != tokens[start + 2 + step]:
+                break
     return total / sum(decay**step for step in range(num_steps))
 
 
