@@ -1,14 +1,18 @@
-"""8-bit weights: an integer from -127 to 127 per element, and a float32 scale per output channel."""
+"""8-bit weights: an integer from -127 to 127 per element, and a scale per output channel or per group of inputs."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.grouped_weight import INT8, GroupedWeight, Scales
+
 LARGEST = 127
 _ODD_BITS = 8
 """Trailing zero bits of a scale's 24-bit significand, so that its product with an 8-bit integer is exact in float32.
 Quantizing a dequantized weight therefore returns the same weight."""
+GROUP = 32
+"""Inputs that share a scale in `in_groups`."""
 
 
 class EightBits(NamedTuple):
@@ -33,3 +37,13 @@ def to_eight_bits(weight: Tensor) -> EightBits:
     # Channels of zeros, or of numbers too small for a scale, get scale 0.
     values = wide.div(scales.masked_fill(scales == 0, torch.inf)[:, None])
     return EightBits(values.round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scales)
+
+
+def in_groups(weight: Tensor) -> GroupedWeight:
+    """Quantizes a finite weight [columns, inputs], with a float16 scale for each `GROUP` inputs of a column."""
+    wide = weight.detach().float().unflatten(1, (-1, GROUP))
+    scales = (wide.abs().amax(dim=2) / LARGEST).half()
+    # Groups of zeros, or of numbers too small for a scale, get scale 0.
+    values = wide.div(scales.float().masked_fill(scales == 0, torch.inf)[:, :, None])
+    values = values.round_().clamp_(-LARGEST, LARGEST).to(torch.int8).flatten(1)
+    return GroupedWeight(INT8, values.view(torch.uint8), Scales(scales))

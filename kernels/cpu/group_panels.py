@@ -22,6 +22,7 @@ class GroupPanels(NamedTuple):
     storage: Tensor
     """uint8 [num_panels, units, rows * width], see `group_forms`."""
     parts: tuple[int, ...]
+    """As `Panels.parts`."""
     inputs: int
     dtype: torch.dtype
     """Dtype of the dequantized weight."""
@@ -39,34 +40,51 @@ class GroupPanels(NamedTuple):
 
     @classmethod
     def of(
-        cls, weight: GroupedWeight, storage: Tensor, bias: Tensor | None, read: Callable[..., bool]
+        cls,
+        weight: GroupedWeight,
+        storage: Tensor,
+        bias: Tensor | None,
+        read: Callable[..., bool],
+        parts: tuple[int, ...] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> "GroupPanels":
         """Builds the panels' description from packed storage.
 
         Args:
-            storage, read: as the fields of the same name.
+            storage, read, dtype: as the fields of the same name.
             bias: float32 [columns], or None.
+            parts: numbers of columns of adjacent parts, all but the last a multiple of the panels' columns; None is a
+                single part.
         """
         columns, inputs = weight.values.shape
         layout = LAYOUTS[weight.form]
         width, held = storage.shape[2] // layout.rows, []
 
-        def by_panel(scales: Scales | None) -> structs.Scales:
-            if scales is None:
-                return structs.Scales()
-            numbers, by = (None if one is None else _panels(one, width) for one in scales)
-            held.extend(one for one in (numbers, by) if one is not None)
-            each = 1 if by is None else numbers.shape[1] // by.shape[1]
-            address = None if by is None else by.data_ptr()
-            return structs.Scales(numbers.data_ptr(), address, SCALE_KINDS[numbers.dtype], each)
+        def by_panel(scales: Scales | None) -> tuple[Tensor | None, ...]:
+            found = [None if one is None else _panels(one, width) for one in scales or (None, None)]
+            held.extend(one for one in found if one is not None)
+            return tuple(found)
 
-        are_zeros = weight.zeros is not None
+        def from_panel(panel: int, numbers: Tensor | None, by: Tensor | None) -> structs.Scales:
+            if numbers is None:
+                return structs.Scales()
+            each = 1 if by is None else numbers.shape[1] // by.shape[1]
+            address = None if by is None else by[panel:].data_ptr()
+            return structs.Scales(numbers[panel:].data_ptr(), address, SCALE_KINDS[numbers.dtype], each)
+
+        are_zeros, found, column = weight.zeros is not None, [], 0
         scales, shifts = by_panel(weight.scales), by_panel(Scales(weight.zeros) if are_zeros else weight.minima)
-        groups = structs.Groups(scales, shifts, weight.group, weight.offset, are_zeros, False)
-        address, size = None if bias is None else bias.data_ptr(), storage[0].numel()
-        matrices = (Matrix * 1)(Matrix(storage.data_ptr(), address, columns, width, size, layout.kind, None, groups))
+        for part in parts or (columns,):
+            panel = column // width
+            own = (from_panel(panel, *scales), from_panel(panel, *shifts))
+            groups = structs.Groups(*own, weight.group, weight.offset, are_zeros, False)
+            address, size = None if bias is None else bias[column:].data_ptr(), storage[0].numel()
+            found.append(Matrix(storage[panel:].data_ptr(), address, part, width, size, layout.kind, None, groups))
+            column += part
+        matrices = (Matrix * len(found))(*found)
         is_whole, order = weight.form is not E4M3, weight.order
-        return cls(storage, (columns,), inputs, torch.float32, bias, order, is_whole, tuple(held), matrices, read)
+        parts = parts or (columns,)
+        return cls(storage, parts, inputs, dtype, bias, order, is_whole, tuple(held), matrices, read)
 
     def round_rows(self) -> bool:
         """Makes matrix products round their input rows to int8 first, in blocks of 32 inputs (`digits.h`).
@@ -83,7 +101,7 @@ class GroupPanels(NamedTuple):
 
     def dense(self) -> Tensor:
         """Dequantizes the weight to [columns, inputs]."""
-        return self.columns_at(torch.arange(self.parts[0], device="cpu"))
+        return self.columns_at(torch.arange(sum(self.parts), device="cpu")).to(self.dtype)
 
     def columns_at(self, columns: Tensor) -> Tensor:
         """Dequantizes some columns, given as int64 [n], to [n, inputs].
@@ -93,9 +111,11 @@ class GroupPanels(NamedTuple):
         """
         columns = columns.long().contiguous()
         found = torch.empty(len(columns), self.inputs, dtype=torch.float32, device="cpu")
-        if not self.read(self.matrices, self.inputs, columns.data_ptr(), len(columns), found.data_ptr()):
-            wrong = columns[(columns < 0) | (columns >= self.parts[0])]
-            raise IndexError(f"column {int(wrong[0])} of {self.parts[0]}")
+        whole, total = Matrix.from_buffer_copy(self.matrices[0]), sum(self.parts)
+        whole.columns = total
+        if not self.read(ctypes.byref(whole), self.inputs, columns.data_ptr(), len(columns), found.data_ptr()):
+            wrong = columns[(columns < 0) | (columns >= total)]
+            raise IndexError(f"column {int(wrong[0])} of {total}")
         return found if self.order is None else torch.empty_like(found).index_copy_(1, self.order, found)
 
 

@@ -125,11 +125,12 @@ class CpuKernels:
         matrices = (Matrix * len(panels))(*(one.matrices[0] for one in panels))
         return self._product(x, panels[0].inputs, matrices, sum(one.parts[0] for one in panels), False)
 
-    def pack_groups(self, weight: GroupedWeight, bias: Tensor | None = None) -> GroupPanels:
+    def pack_groups(self, weight: GroupedWeight, bias: Tensor | None = None, **more: Any) -> GroupPanels:
         """Packs a weight on the CPU into panels, as a copy.
 
         Args:
             bias: float32 [columns].
+            more: further arguments of `GroupPanels.of`.
         """
         values, layout = weight.values, LAYOUTS[weight.form]
         columns, inputs = values.shape
@@ -137,7 +138,7 @@ class CpuKernels:
         self._library.wingbeat_pack(
             values.data_ptr(), *values.stride(), columns, inputs, layout.kind, storage.data_ptr()
         )
-        return GroupPanels.of(weight, storage, bias, self._library.wingbeat_columns)
+        return GroupPanels.of(weight, storage, bias, self._library.wingbeat_columns, **more)
 
     def _product(self, x: Tensor, inputs: int, matrices: ctypes.Array, columns: int, wide: bool) -> Tensor:
         rows = x.float()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Embedding, Head, Norm
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, Matrix, layer_of
-from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, draft_matrices, pack_linear
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, draft_matrices, pack_draft_linear
 from wingbeat.runtime.heads.layer import DecoderHead
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
@@ -52,7 +52,7 @@ class KernelHead(NamedTuple):
             [head, head.draft_token_ids, *(parameter.data for parameter in head.parameters())],
         )
         layers = [_layer_of(head, held, layer) for layer in (None, *behind)]
-        if None in layers or not all([pack_linear(linear, kernels) for linear in (head.fc, head.lm_head)]):
+        if None in layers or not all([pack_draft_linear(linear, kernels) for linear in (head.fc, head.lm_head)]):
             return None
         [logits] = draft_matrices(head.lm_head)
         made = Head(
@@ -101,7 +101,7 @@ def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = 
     linears = {source.qkv_proj: None, source.o_proj: None, source.gate_up_proj: (size, size), source.down_proj: None}
     if kernels is None or head.dtype not in KERNEL_DTYPES:
         return None
-    if not all([pack_linear(linear, kernels, sizes) for linear, sizes in linears.items()]):
+    if not all([pack_draft_linear(linear, kernels, sizes) for linear, sizes in linears.items()]):
         return None
     [qkv], [output], [gate, up], [down] = map(draft_matrices, linears)
     norm = source.post_attention_layernorm

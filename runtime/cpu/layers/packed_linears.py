@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.cpu.eight_bits import to_eight_bits
+from wingbeat.kernels.cpu.eight_bits import GROUP, in_groups, to_eight_bits
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels, fits_bfloat16, rounded
 from wingbeat.kernels.cpu.structs import KINDS, Matrix, matrix_of
 from wingbeat.runtime.verifier.layers.linears import PackableLinear
+
+_LEAST_ROUNDED = 512
+"""Fewest inputs of a draft head's weight that is rounded; smaller weights lie in caches."""
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
@@ -109,8 +112,22 @@ class InputMajorLinear(PackableLinear):
         weight, bias = self._parameters["weight"], self.bias
         bias = None if bias is None else bias.data.float()
         held = torch.int8 if self.eight_bits else held
-        self.panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
-        self._laid = None
+        self._hold(Panels.pack(weight.data, kernels.panel, parts, held, bias))
+
+    def round(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None) -> None:
+        """Replaces the weight by panels of int8 (`in_groups`), whose products round their rows to int8 as well.
+
+        Args:
+            parts: as for `GroupPanels.of`.
+        """
+        weight, bias = self._parameters["weight"].data, self.bias
+        bias = None if bias is None else bias.data.float()
+        self._hold(kernels.pack_groups(in_groups(weight), bias, parts=parts, dtype=weight.dtype))
+        self.panels.round_rows()
+
+    def _hold(self, panels: Panels | GroupPanels) -> None:
+        weight = self._parameters["weight"]
+        self.panels, self._laid = panels, None
         nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
         self._parameters["weight"] = nn.Parameter(nothing, requires_grad=False)
 
@@ -185,17 +202,33 @@ def pack_linear(
     linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None
 ) -> bool:
     """Packs a frozen linear layer on the CPU with `Panels.pack`. Returns whether the layer is packed now."""
-    kind = type(linear)
-    if not isinstance(linear, InputMajorLinear) and kind is not nn.Linear:
+    if not _can_pack(linear):
         return False
-    weight = linear.weight
-    if weight.requires_grad or weight.device.type != "cpu" or weight.dtype not in KINDS:
-        return False
-    if kind is nn.Linear:
+    if type(linear) is nn.Linear:
         linear.__class__ = InputMajorLinear
     if linear.panels is None:
         linear.pack(kernels, parts, held)
     return True
+
+
+def _can_pack(linear: nn.Module) -> bool:
+    if not isinstance(linear, InputMajorLinear) and type(linear) is not nn.Linear:
+        return False
+    weight = linear.weight
+    return not weight.requires_grad and weight.device.type == "cpu" and weight.dtype in KINDS
+
+
+def pack_draft_linear(linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None) -> bool:
+    """`pack_linear` for a draft head. A large weight is rounded to int8, and so are the rows that it multiplies,
+    because reading weights takes most of the time of a draft, and no answer depends on them.
+    """
+    packed = isinstance(linear, InputMajorLinear) and linear.panels is not None
+    if not packed and linear.in_features >= _LEAST_ROUNDED and linear.in_features % GROUP == 0:
+        whole = all(part % kernels.panel == 0 for part in (parts or ())[:-1])
+        if whole and _can_pack(linear):
+            linear.__class__ = InputMajorLinear
+            linear.round(kernels, parts)
+    return pack_linear(linear, kernels, parts)
 
 
 def matrices_of(linear: nn.Module) -> list[Matrix]:

@@ -13,7 +13,7 @@ from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.structs import KINDS, Convolution, Heads, Layer, Matrix, layer_of
 from wingbeat.runtime.cpu.heads.eagle_heads import read_eagle
 from wingbeat.runtime.cpu.heads.kernel_head import KERNEL_DTYPES, AnyKernelHead, KernelHead, embedding_of
-from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, draft_matrices, pack_linear
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, draft_matrices, pack_draft_linear
 from wingbeat.runtime.one_pass.backbone import Backbone, BlockLayer
 from wingbeat.runtime.one_pass.convolution import GroupedConvolution
 from wingbeat.runtime.one_pass.head import OnePassHead
@@ -58,7 +58,7 @@ def _pack(head: Backbone, kernels: CpuKernels) -> bool:
     for layer in head.layers:
         sizes[layer.gate_up_proj] = (head.config.intermediate_size,) * 2
     linears = [module for module in head.modules() if isinstance(module, nn.Linear)]
-    return all([pack_linear(linear, kernels, sizes.get(linear)) for linear in linears])
+    return all([pack_draft_linear(linear, kernels, sizes.get(linear)) for linear in linears])
 
 
 class _Reader:

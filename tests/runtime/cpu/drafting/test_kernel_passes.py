@@ -10,8 +10,10 @@ from tests.runtime.by_torch import by_torch
 from tests.runtime.cpu.drafting.kernel_drafts import WITH_RULE, assert_same, reply_of
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec
 from tests.runtime.models import random_head, reference
+from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.cpu.layers import packed_linears
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
 
@@ -84,6 +86,23 @@ def test_a_head_of_two_bytes_drafts_as_its_numbers_in_float32_do(speculation):
     torch.testing.assert_close(tree.scores[:, :2], expected.scores[:, :2], atol=5e-2, rtol=5e-2)
     alike = (tree.token_ids[:, 1] == expected.token_ids[:, 1]).float().mean()
     assert alike >= 0.75
+
+
+@torch.inference_mode()
+def test_a_rounded_head_drafts_nearly_what_its_numbers_draft(monkeypatch):
+    speculation = ALL_SHAPES["tree"]
+    wide = drafter_of(speculation)
+    monkeypatch.setattr(packed_linears, "_LEAST_ROUNDED", 32)
+    rounded = drafter_of(speculation)
+    assert any(isinstance(getattr(one, "panels", None), GroupPanels) for one in rounded.head.modules())
+    world = World(speculation, wide.head.taps_size, LENS, GREEDY)
+    for one in (rounded, wide):
+        world.feed(one)
+    torch.testing.assert_close(rounded.hidden, wide.hidden, atol=0.2, rtol=0)
+    batch = world.batch(proposals=world.slots, max_levels=1)
+    tree, expected = rounded.draft(batch), wide.draft(batch)
+    torch.testing.assert_close(tree.scores[:, :2], expected.scores[:, :2], atol=0.2, rtol=0)
+    assert (tree.token_ids[:, 1] == expected.token_ids[:, 1]).float().mean() >= 0.75
 
 
 @pytest.mark.parametrize(

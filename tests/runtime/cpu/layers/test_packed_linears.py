@@ -8,7 +8,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tests.runtime.models import CONFIGS
-from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, lay_out_linears
+from wingbeat.kernels.cpu.group_panels import GroupPanels
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.runtime.cpu.layers.packed_linears import (
+    InputMajorLinear,
+    draft_matrices,
+    lay_out_linears,
+    pack_draft_linear,
+)
 
 pytestmark = pytest.mark.few(2)
 
@@ -82,3 +89,37 @@ def test_gradients_flow_where_they_are_asked_for():
     lay_out_linears(linear)
     linear(torch.ones(2, 4)).sum().backward()
     assert torch.equal(linear.weight.grad, torch.full((3, 4), 2.0))
+
+
+@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_large_weights_of_draft_heads_are_rounded(dtype, bias):
+    torch.manual_seed(1)
+    sizes = (2 * cpu_kernels().panel, 40)
+    whole = nn.Linear(576, sum(sizes), bias=bias, dtype=dtype).requires_grad_(False)
+    whole.weight[3, :32] = 0.0
+    kept = whole.weight.data
+    in_parts, weight, rows = copy.deepcopy(whole), whole.weight.float().clone(), torch.randn(3, 576, dtype=dtype)
+    expected = nn.functional.linear(rows.float(), weight, whole.bias if whole.bias is None else whole.bias.float())
+    assert pack_draft_linear(whole, cpu_kernels())
+    assert pack_draft_linear(in_parts, cpu_kernels(), sizes)
+    assert isinstance(whole.panels, GroupPanels)
+    assert torch.equal(kept.float(), weight)  # a verifier may use it too
+    assert [matrix.columns for matrix in draft_matrices(in_parts)] == list(sizes)
+    assert torch.equal(in_parts(rows), whole(rows))
+    torch.testing.assert_close(whole(rows).float(), expected, atol=3e-2, rtol=0)
+    steps = weight.unflatten(1, (-1, 32)).abs().amax(2, keepdim=True).expand(-1, -1, 32).flatten(1) / 127
+    held = in_parts.dense_weight()
+    assert held.dtype == dtype
+    assert ((held.float() - weight).abs() <= steps * (0.51 if dtype == torch.float32 else 1)).all()
+
+
+@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("inputs", "parts"), [(96, None), (584, None), (576, (20, 20))])
+def test_other_weights_of_draft_heads_keep_their_numbers(inputs, parts):
+    linear = nn.Linear(inputs, 40, bias=False).requires_grad_(False)
+    weight = linear.weight.clone()
+    assert pack_draft_linear(linear, cpu_kernels(), parts)
+    assert torch.equal(linear.dense_weight(), weight)
