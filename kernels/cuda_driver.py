@@ -12,10 +12,13 @@ def call_driver(name: str, *arguments: object) -> None:
     """Calls a function of the driver.
 
     Raises:
-        CudaError: the library cannot be opened, or the driver refuses the call.
+        CudaError: the library cannot be opened or lacks the function, or the driver refuses the call.
     """
     driver = _library()
-    if status := getattr(driver, name)(*arguments):
+    function = getattr(driver, name, None)
+    if function is None:
+        raise CudaError(f"this driver is too old for {name}")
+    if status := function(*arguments):
         reason = ctypes.c_char_p()
         driver.cuGetErrorString(status, ctypes.byref(reason))
         raise CudaError(f"{name} failed: {(reason.value or b'unknown error').decode()} (CUresult {status})")

@@ -20,6 +20,7 @@ COSTS = {
     "graph launch": Cost(8.0, "assumed: `CUDAGraph.replay`, until its first kernel runs"),
     "event record": Cost(1.5, "assumed"),
     "stream wait": Cost(1.5, "assumed"),
+    "word": Cost(3.0, "assumed: a stream that waits for a number in host memory sees it"),
     "event query": Cost(1.0, "assumed, through torch"),
     "device wait": Cost(5.0, "assumed: `synchronize` returns"),
     "doorbell": Cost(14.5, "measured without a GPU: half of the 29 us of an empty hop, Python of both ends included"),
@@ -63,9 +64,10 @@ EMPTY = (
 
 
 def gap(num_seqs: int) -> tuple[Step, ...]:
-    """Steps that a served round adds to drafting.
+    """Steps that a served round adds to drafting if the verifier's host waits for the reply.
 
-    The drafter's pass is enqueued while the verifier still verifies.
+    The drafter's pass is enqueued while the verifier still verifies. If the verifier's stream waits, all other steps
+    are done by then.
     """
     functions, operations = GAP_COUNTS[num_seqs]
     return (
@@ -87,8 +89,9 @@ def rows() -> Iterator[tuple[str, list[float]]]:
     yield "empty round trip", [total_us(EMPTY, place, 2) for place in PLACES]
     yield "hop: half of it", [total_us(EMPTY, place, 2) / 2 for place in PLACES]
     for num_seqs in GAP_COUNTS:
-        name = f"gap of a round, {num_seqs} sequence{'s' * (num_seqs > 1)}"
+        name = f"gap of a round, {num_seqs} sequence{'s' * (num_seqs > 1)}, host waits"
         yield name, [total_us(gap(num_seqs), place, 1) for place in PLACES]
+    yield "gap of a round, stream waits", [total_us((Step("", "word"),), place, 1) for place in PLACES]
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def round_trips_us(verifier: VerifierSide, rounds: int) -> tuple[list[float], li
         outcome = verifier.acquire_outcome(TIMEOUT_S)
         started = time.perf_counter()
         outcome.committed_lens.fill_(index)
-        reply = verifier.wait_reply(verifier.publish_outcome(), TIMEOUT_S)
+        reply = verifier.wait_reply(verifier.publish_outcome(), TIMEOUT_S, by_device=True)
         if reply is None:
             raise RuntimeError(f"the drafter did not answer within {TIMEOUT_S:.0f} s")
         enqueued = time.perf_counter()

@@ -91,7 +91,7 @@ class VerifierSide:
         self._acquired = False
         self._published += 1
         if self._outcome_ready is not None:
-            self._outcome_ready.record(self._published % 2)
+            self._outcome_ready.record(self._published)
         RoundHeader.stamp(self._outcome_headers[self._published % 2], self._published)
         fence()
         self._words[Word.OUTCOME_SEQ] = self._published
@@ -99,21 +99,25 @@ class VerifierSide:
         self._doorbell.after_ring()
         return self._published
 
-    def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
+    def wait_reply(self, round_number: int, timeout_s: float, *, by_device: bool = False) -> TreeReply | None:
         """The drafter's answer to a round; None if no answer comes in time.
 
         Also returns None if the drafter dies or is replaced meanwhile.
 
-        The tensors stay valid until round `round_number + 2` is published. Device tensors are complete, because this
-        call waits for the drafter's device work; the drafter's death during the wait is noticed.
+        The tensors stay valid until round `round_number + 2` is published. This call waits for the drafter's device
+        work and notices the drafter's death during the wait. With `by_device` the calling thread's current stream waits
+        instead, if it can (`ReadyEvents.follow`).
         """
         incarnation, deadline = self.incarnation, time.monotonic() + timeout_s
         if not incarnation or not self._await_answer(round_number, timeout_s):
             return None
-        answers = incarnation == self.incarnation and self._is_answered(round_number)
-        if not answers or not self._is_finished(round_number, deadline - time.monotonic()):
+        if incarnation != self.incarnation or not self._is_answered(round_number):
             return None
-        return self._replies[round_number % 2]
+        events, left_s = self._reply_ready, deadline - time.monotonic()
+        number = incarnation << ROUND_BITS | round_number
+        if by_device and events is not None and events.follow(number, left_s, self._peer_process()):
+            return self._replies[round_number % 2]
+        return self._replies[round_number % 2] if self._is_finished(round_number, left_s) else None
 
     def close(self) -> None:
         """Close the channel for both ends.
@@ -278,10 +282,10 @@ class DrafterSide:
         round_number, self._polled = self._polled, 0
         if not self._in_charge():
             return
-        if self._reply_ready is not None:
-            self._reply_ready.record(round_number % 2)
-        ReplyHeader(round_number, self.incarnation).write(self._reply_headers[round_number % 2])
         self._answered = round_number
+        if self._reply_ready is not None:
+            self._reply_ready.record(self._own_reply_word())
+        ReplyHeader(round_number, self.incarnation).write(self._reply_headers[round_number % 2])
         self._active_at = time.monotonic()
         fence()
         self._words[Word.REPLIED] = self._own_reply_word()

@@ -40,6 +40,11 @@ class Word:
     DETACHED = 26
     """The last incarnation that has detached by itself and released the memory."""
 
+    COMPLETED = 48
+    """Incarnation << ROUND_BITS | last round whose reply the drafter's device has completed. Written by that device,
+    and by the verifier's host to release its own device; used if `cuda.reply_word` works.
+    """
+
 
 REPLY_EVENTS = slice(32, 48)
 """Words for the IPC handles of a drafter's two events, 64 bytes each, written before the drafter attaches."""

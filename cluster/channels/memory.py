@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from wingbeat.cluster.channels.doorbell import PeerProcess
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
 
@@ -39,20 +40,30 @@ token history.
 class ReadyEvents(Protocol):
     """Orders the reader's device after the writer's device, for one direction of messages.
 
-    There is one event for each parity.
+    There is one event for each parity of a message's number.
 
-    The writer calls `record` after it has enqueued its writes and before it rings the doorbell. The reader calls `wait`
-    or `finished` after the doorbell has rung and before it enqueues its reads. None of these calls makes the host wait
-    for a device.
+    The writer calls `record` after it has enqueued its writes and before it rings the doorbell. The reader calls
+    `wait`, `follow` or `finished` after the doorbell has rung and before it enqueues its reads. None of these calls
+    makes the host wait for a device.
     """
 
-    def record(self, parity: int) -> None:
-        """Mark the work enqueued so far on the calling thread's current stream."""
+    def record(self, number: int) -> None:
+        """Mark the work enqueued so far on the calling thread's current stream; later messages have larger numbers."""
         ...
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
         """Make the calling thread's current stream wait for the mark; return False if the stream must not wait."""
         ...
+
+    def follow(self, number: int, limit_s: float, writer: PeerProcess) -> bool:
+        """Like `wait`, but the stream continues without the mark if the writer dies or its device is too slow.
+
+        Not supported by default.
+
+        Args:
+            limit_s: seconds for the writer's device, counted from the end of the work that it waits for.
+        """
+        return False
 
     def finished(self, parity: int) -> bool:
         """Whether the writer's device has reached the mark."""

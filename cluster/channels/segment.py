@@ -31,7 +31,7 @@ from wingbeat.cluster.channels.segment_files import (
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 HEADER_BYTES = 4096
-VERSION = 6
+VERSION = 7
 """Version of the header and of the layout of fields; increase the version with any change to one of them."""
 
 Details = dict[str, str]

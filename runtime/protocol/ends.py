@@ -37,8 +37,13 @@ class VerifierEnd(Protocol):
         """Passes the acquired buffers to the drafter; returns the round's number (1, 2, ...)."""
         ...
 
-    def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
-        """Returns the answer to a round; None if no answer arrives in time, or if the drafter dies or is replaced."""
+    def wait_reply(self, round_number: int, timeout_s: float, *, by_device: bool = False) -> TreeReply | None:
+        """Returns the answer to a round; None if no answer arrives in time, or if the drafter dies or is replaced.
+
+        Args:
+            by_device: whether the current stream may wait for the drafter's device in place of the host. If the drafter
+                dies, its trees are then incomplete.
+        """
         ...
 
     def close(self) -> None:

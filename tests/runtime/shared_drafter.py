@@ -23,9 +23,9 @@ class RecordingEnd:
         self._outcome = self._end.acquire_outcome(timeout_s)
         return self._outcome
 
-    def wait_reply(self, round_number, timeout_s):
+    def wait_reply(self, round_number, timeout_s, **by):
         slots = self._outcome.proposal_slots[: RoundHeader.read(self._outcome.header).num_proposals].clone()
-        reply = self._end.wait_reply(round_number, timeout_s)
+        reply = self._end.wait_reply(round_number, timeout_s, **by)
         if reply is None:
             return None
         self.trees.append([field[slots].tolist() for field in (reply.token_ids, reply.parents, reply.num_valid)])

@@ -144,8 +144,8 @@ class FailingEnd:
     def acquire_outcome(self, timeout_s):
         return None if self._fails("acquire") else self._end.acquire_outcome(timeout_s)
 
-    def wait_reply(self, round_number, timeout_s):
-        return None if self._fails("wait") else self._end.wait_reply(round_number, timeout_s)
+    def wait_reply(self, round_number, timeout_s, **by):
+        return None if self._fails("wait") else self._end.wait_reply(round_number, timeout_s, **by)
 
 
 class SilentEnd:
@@ -168,7 +168,7 @@ class SilentEnd:
         self.waited.append(timeout_s)
         return None if "acquire_outcome" in self.silent else self._end.acquire_outcome(timeout_s)
 
-    def wait_reply(self, round_number, timeout_s):
+    def wait_reply(self, round_number, timeout_s, **by):
         self.waited.append(timeout_s)
         silent = "wait_reply" in self.silent or (self.silent and timeout_s == 0)
-        return None if silent else self._end.wait_reply(round_number, timeout_s)
+        return None if silent else self._end.wait_reply(round_number, timeout_s, **by)

@@ -29,7 +29,8 @@ host memory are a few hundred bytes; if a device needs these slots, its host upl
 
 Two events per direction, one per parity, order the devices (`memory.ReadyEvents`). Each side creates the events that it
 records on its own GPU, because an event can only be recorded by streams of its own device. A drafter writes the handles
-of its two events into the header's words before it becomes visible as attached.
+of its two events into the header's words before it becomes visible as attached. The verifier's stream waits for a
+reply by the word of `reply_word`, if both devices support it; else its host queries the reply's event.
 
 In some virtual machines CUDA reports success although data do not arrive in the other process. Therefore each new
 drafter is tested. The block ends with a pattern that the verifier has written. The drafter checks this pattern, writes
@@ -49,8 +50,9 @@ from torch import Tensor
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda.cuda_events import PAIR, DeviceEvents, DrafterEvents, new_events, open_events
 from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
+from wingbeat.cluster.channels.cuda.reply_word import ReplyWaits, ReplyWord, if_supported
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess, poll
-from wingbeat.cluster.channels.header import PID_BITS, ChannelError, Word
+from wingbeat.cluster.channels.header import PID_BITS, ROUND_BITS, ChannelError, Word
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelMemory, Region, buffer_bytes, carve
 from wingbeat.cluster.channels.segment import Details, Segment, SegmentHeader
 from wingbeat.cluster.channels.segment_files import close_segment
@@ -112,7 +114,9 @@ class CudaIpcChannel:
 
     def __init__(self, name: str, segment: Segment, mapping: _Mapping) -> None:
         self.name = name
-        self._segment, self._replies = segment, DrafterEvents(mapping.runtime, mapping.device, segment.words)
+        runtime, device, words = mapping.runtime, mapping.device, segment.words
+        waits = if_supported(lambda: ReplyWaits(runtime, device, words, mapping.outcome_ready.finished))
+        self._segment, self._replies = segment, DrafterEvents(runtime, device, words, waits)
         self._tried, self._tried_until = 0, 0.0
         mapping = self._mapping = replace(mapping, reply_ready=self._replies)
         self.verifier_end = VerifierSide(mapping.memory(segment), Doorbell(Bell(segment.words, Word.REPLIED)))
@@ -209,7 +213,7 @@ class CudaIpcChannel:
             runtime = runtime or CudaRuntime()
             _check_device(runtime, device, "drafter")
             check_reach(runtime, device, details["uuid"], details["device"])
-            mapping, handles = _open(segment.header, incarnation, device, runtime)
+            mapping, handles = _open(segment, incarnation, device, runtime)
         except ChannelError:
             raise
         except RuntimeError as error:
@@ -289,31 +293,32 @@ def _export(spec: ChannelSpec, device: torch.device, runtime: CudaRuntime) -> tu
     return mapping, details
 
 
-def _open(
-    header: SegmentHeader, incarnation: int, device: torch.device, runtime: CudaRuntime
-) -> tuple[_Mapping, bytes]:
+def _open(segment: Segment, incarnation: int, device: torch.device, runtime: CudaRuntime) -> tuple[_Mapping, bytes]:
     """Open the verifier's block in the drafter, and create the reply events.
 
     Returns the mapping and the handles of the reply events.
 
     Checks the verifier's pattern, writes the answer and records both reply events.
     """
-    details = header.details
+    details, first, word = segment.header.details, incarnation << ROUND_BITS, None
     address = runtime.open_memory(device, bytes.fromhex(details["memory"]))
     try:
         outcome_ready = DeviceEvents(
             runtime, device, open_events(runtime, device, bytes.fromhex(details["outcome_ready"]))
         )
         made, handles = new_events(runtime, device)
-        mapping = _Mapping(runtime, device, address, outcome_ready, DeviceEvents(runtime, device, made))
-        theirs, mine = mapping.patterns(header.spec)
+        word = if_supported(lambda: ReplyWord(runtime, device, segment.words, first))
+        mapping = _Mapping(runtime, device, address, outcome_ready, DeviceEvents(runtime, device, made, word))
+        theirs, mine = mapping.patterns(segment.header.spec)
         pattern = bytes.fromhex(details["pattern"])
         if bytes(theirs.cpu().numpy()) != pattern:
             raise CudaError("data written by the verifier do not arrive")
         mine.copy_(_bytes(_answer(pattern, incarnation)))
-        for parity in PAIR:
-            mapping.reply_ready.record(parity)
+        for parity in reversed(PAIR):  # round 0 last, so that no round of this incarnation counts as completed
+            mapping.reply_ready.record(first | parity)
     except BaseException:
+        if word is not None:
+            word.release()
         runtime.close_memory(device, address)
         raise
     return mapping, handles

@@ -28,6 +28,8 @@ GRANULARITY_BYTES = 2 * 2**20
 """cudaMalloc places smaller allocations in shared blocks of 2 MiB, and a handle exports the whole block."""
 DRAIN_POLL_S = 1e-3
 _LAZY_PEER_ACCESS = 1
+_MAPPED = 2
+"""cudaHostRegisterMapped"""
 _IPC_EVENT_SUPPORT = 125
 """cudaDevAttrIpcEventSupport"""
 
@@ -108,6 +110,38 @@ class CudaRuntime:
     def close_memory(self, device: torch.device, address: int) -> None:
         """Unmap memory from `open_memory`."""
         _call(device, "cudaIpcCloseMemHandle", ctypes.c_void_p(address))
+
+    def map_host(self, device: torch.device, address: int, num_bytes: int) -> int:
+        """Pin pages of this process's memory, and return the address at which the device accesses them."""
+        _call(device, "cudaHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(_MAPPED))
+        mapped = ctypes.c_void_p()
+        try:
+            _call(device, "cudaHostGetDevicePointer", ctypes.byref(mapped), ctypes.c_void_p(address), ctypes.c_uint(0))
+        except CudaError:
+            self.unmap_host(device, address)
+            raise
+        return _number(mapped)
+
+    def unmap_host(self, device: torch.device, address: int) -> None:
+        """Undo `map_host`."""
+        _call(device, "cudaHostUnregister", ctypes.c_void_p(address))
+
+    def write_value(self, device: torch.device, address: int, value: int) -> None:
+        """Make the calling thread's current stream write an int64, after all its earlier work is visible everywhere."""
+        self._on_stream("cuStreamWriteValue64_v2", device, address, value)
+
+    def wait_value(self, device: torch.device, address: int, value: int) -> None:
+        """Make the calling thread's current stream wait until the int64 at a device's address is at least `value`."""
+        self._on_stream("cuStreamWaitValue64_v2", device, address, value)
+
+    def _on_stream(self, name: str, device: torch.device, address: int, value: int) -> None:
+        stream = ctypes.c_void_p(self.current_stream(device).cuda_stream)
+        with torch.cuda.device(device):
+            call_driver(name, stream, ctypes.c_uint64(address), ctypes.c_uint64(value), ctypes.c_uint(0))
+
+    def mark(self, device: torch.device) -> Any:
+        """A new event, recorded on the calling thread's current stream."""
+        return self.current_stream(device).record_event()
 
     def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
         """Tensor uint8 [num_bytes] over memory that lies on the device or is mapped for it.

@@ -197,13 +197,13 @@ class RemoteDrafterSide(DrafterSide):
         self._answered = round_number - 1
 
 
-class _StreamReady:
+class _StreamReady(ReadyEvents):
     """`ReadyEvents` for a drafter on a GPU that copies from and to the channel's host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def record(self, parity: int) -> None:
+    def record(self, number: int) -> None:
         """Wait until the calling thread's current stream has done its work; the host sends the data afterwards."""
         torch.cuda.current_stream(self._device).synchronize()
 

@@ -154,11 +154,23 @@ class TimedEnd:
     def __init__(self, clock):
         self._clock, self.takes_s = clock, 0.0
 
-    def wait_reply(self, round_number, timeout_s):
+    def wait_reply(self, round_number, timeout_s, by_device=False):
+        self.by_device = by_device
         waited_s = min(self.takes_s, timeout_s)
         self._clock.now += waited_s
         self.takes_s -= waited_s
         return "reply" if self.takes_s <= 0 else None
+
+
+def test_a_device_waits_in_place_of_the_host_unless_answers_take_long():
+    """The times of a slow drafter are measured by the host's waits, which its bound follows."""
+    clock = Clock()
+    waits, end = DrafterWaits(TIMEOUT_S, on_cpu=False, clock=clock), TimedEnd(clock)
+    for takes_s in (0.0, 0.1, *[0.149] * 20):
+        end.takes_s, bound_s = takes_s, waits.bound_s
+        assert waits.reply(end, 1) == "reply"
+        assert end.by_device == (bound_s == LEAST_S)
+    assert not end.by_device
 
 
 def test_the_bound_follows_what_answers_take_late_ones_among_them():

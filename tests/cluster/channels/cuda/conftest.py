@@ -13,6 +13,6 @@ def pair(name: str) -> Iterator[Pair]:
     """Both ends of a channel through the memory of a fake GPU."""
     pair = Pair(name, FakeMachine())
     yield pair
-    pair.machine.busy = False
+    pair.machine.busy = pair.drafter_cuda.stuck = False
     pair.drafter.close()
     pair.verifier.close()

@@ -1,8 +1,12 @@
 """A simulated machine with GPUs: memory is a file, and a stream does its work on command."""
 
+import ctypes
 import mmap
 import os
 import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,12 +40,13 @@ class FakeMachine:
     open_files: set[Path] = field(default_factory=set)
     num_mapped: int = 0
     num_events_held: int = 0
+    num_pinned: int = 0
     busy: bool = False
     """Whether streams leave their work undone."""
 
     def is_clean(self) -> bool:
-        """Nothing allocated, mapped or held."""
-        return not self.open_files and self.num_mapped == 0 and self.num_events_held == 0
+        """Nothing allocated, mapped, pinned or held."""
+        return not self.open_files and self.num_mapped == self.num_events_held == self.num_pinned == 0
 
 
 class FakeEvent:
@@ -83,6 +88,21 @@ class FakeEvent:
         return self.handle
 
 
+class FakeMark:
+    """An event of one process, after everything that its stream was given before."""
+
+    def __init__(self, cuda: "FakeCuda") -> None:
+        self._cuda, self._reached = cuda, False
+
+    def reach(self) -> bool:
+        self._reached = True
+        return True
+
+    def query(self) -> bool:
+        self._cuda.run()
+        return self._reached
+
+
 class FakeCuda:
     """`CudaRuntime` of one process on such a machine.
 
@@ -99,6 +119,11 @@ class FakeCuda:
         """Events of this process in order: (record, wait or query, event)."""
         self._mappings: dict[int, tuple[Path, mmap.mmap]] = {}
         """By address, as tensors have it."""
+        self._stream: deque[Callable[[], bool]] = deque()
+        """Steps that the stream has not done yet, in order; a step returns whether it is done."""
+        self._runs = threading.Lock()
+        self.stuck = False
+        """Whether this process's stream leaves its work undone."""
 
     def count(self) -> int:
         return len(self.visible)
@@ -174,14 +199,55 @@ class FakeCuda:
         self._may_fail("open_event")
         return FakeEvent(self.machine, handle, self.log, self.visible[device.index])
 
+    def map_host(self, device: torch.device, address: int, num_bytes: int) -> int:
+        self._may_fail("map_host")
+        self.machine.num_pinned += 1
+        return address
+
+    def unmap_host(self, device: torch.device, address: int) -> None:
+        self.machine.num_pinned -= 1
+
+    def write_value(self, device: torch.device, address: int, value: int) -> None:
+        self._may_fail("write_value")
+        word = ctypes.c_int64.from_address(address)
+
+        def write() -> bool:
+            word.value = value
+            return True
+
+        self.enqueue(write)
+
+    def wait_value(self, device: torch.device, address: int, value: int) -> None:
+        self._may_fail("wait_value")
+        word = ctypes.c_int64.from_address(address)
+        self.enqueue(lambda: word.value >= value)
+
+    def mark(self, device: torch.device) -> "FakeMark":
+        self._may_fail("mark")
+        mark = FakeMark(self)
+        self.enqueue(mark.reach)
+        return mark
+
+    def enqueue(self, step: Callable[[], bool]) -> None:
+        """Append a step to the stream."""
+        self._stream.append(step)
+        self.run()
+
+    def run(self) -> bool:
+        """Run the stream as far as it comes; returns whether nothing is left."""
+        with self._runs:
+            while self._stream and not (self.stuck or self.machine.busy) and self._stream[0]():
+                self._stream.popleft()
+            return not self._stream
+
     def current_stream(self, device: torch.device) -> object:
         return "stream"
 
     def drain(self, device: torch.device, stream: object, timeout_s: float) -> bool:
-        return not self.machine.busy
+        return self.run() and not self.machine.busy
 
     def finish(self) -> None:
-        """Run the enqueued work of the machine's streams."""
+        """Finish the events of the machine's streams."""
         for state in self.machine.events.values():
             state.num_finished = state.num_records
 

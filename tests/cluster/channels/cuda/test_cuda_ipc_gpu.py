@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -132,13 +133,18 @@ def run_late_drafter(name: str) -> dict:
     raise AssertionError("unreachable")
 
 
-def run_survivor(name: str) -> dict:
-    """A verifier whose drafter dies after its doorbell: the verifier works on, alone and with a successor."""
+def run_survivor(name: str, *, by_device: bool = False) -> dict:
+    """A verifier whose drafter dies after its doorbell: the verifier works on, alone and with a successor.
+
+    Args:
+        by_device: whether the verifier's stream waits for the reply.
+    """
     verifier = CudaIpcChannel.create(name, SPEC, DEVICE).verifier_end
     drafter = start("late_drafter", name)
     assert attached(verifier, 1)
     round_number = publish(verifier)
-    verifier.wait_reply(round_number, LIMIT_S)
+    replied = verifier.wait_reply(round_number, LIMIT_S, by_device=by_device)
+    assert (replied is not None) == by_device
     drafter.wait()
     torch.cuda.current_stream(DEVICE).synchronize()
     alone = [round_trip(verifier) for _ in range(3)]
@@ -189,12 +195,13 @@ def run_surviving_drafter(name: str) -> dict:
     return {"survived": bool((torch.ones(4, device=DEVICE) == 1).all()), "answered": polled}
 
 
-def test_each_side_reads_what_the_others_device_wrote_round_after_round(name: str):
+@pytest.mark.parametrize("by_device", [False, True], ids=["host waits", "stream waits"])
+def test_each_side_reads_what_the_others_device_wrote_round_after_round(name: str, by_device: bool):
     """Both devices lag far behind both hosts, so a missing wait would read the round before."""
     verifier = CudaIpcChannel.create(name, SPEC, DEVICE).verifier_end
     drafter = start("echo", name)
     assert attached(verifier, 1)
-    results, rounds, behind = [], [], 0
+    results, rounds, behind, early = [], [], 0, 0
     for value in range(NUM_ROUNDS):
         outcome = verifier.acquire_outcome(LONG_S)
         torch.cuda._sleep(BUSY_CYCLES)
@@ -204,7 +211,8 @@ def test_each_side_reads_what_the_others_device_wrote_round_after_round(name: st
         done.record()
         rounds.append(verifier.publish_outcome())
         behind += not done.query()
-        reply = verifier.wait_reply(rounds[-1], LONG_S)
+        reply = verifier.wait_reply(rounds[-1], LONG_S, by_device=by_device)
+        early += not verifier._reply_ready.finished(rounds[-1] % 2)
         results.append((reply.scores.clone(), reply.token_ids.clone()))
     for value, (scores, token_ids) in enumerate(results):
         assert bool((scores == 2 * value).all()), value
@@ -212,6 +220,7 @@ def test_each_side_reads_what_the_others_device_wrote_round_after_round(name: st
     verifier.close()
     assert report(drafter) == {"answered": NUM_ROUNDS}
     assert behind > NUM_ROUNDS // 2, "publishing waited for the device"
+    assert (early > NUM_ROUNDS // 2) == by_device
 
 
 def test_two_rounds_under_way_keep_their_buffers_apart(name: str):
@@ -243,9 +252,10 @@ def test_a_drafter_killed_in_a_round_leaves_a_working_verifier(nursery: Nursery,
     rig.verifier.close()
 
 
-def test_a_drafter_killed_behind_its_doorbell_does_not_hang_the_verifiers_stream(name: str):
+@pytest.mark.parametrize("role", ["survivor", "following_survivor"])
+def test_a_drafter_killed_behind_its_doorbell_does_not_hang_the_verifiers_stream(name: str, role: str):
     """The record was enqueued, the device never reached it: the case that the channel's queries cannot exclude."""
-    assert report(start("survivor", name)) == {"alone": [True, True, True]}
+    assert report(start(role, name)) == {"alone": [True, True, True]}
 
 
 def test_a_verifier_killed_behind_its_doorbell_does_not_hang_the_drafters_stream(name: str):
@@ -321,6 +331,7 @@ ROLES = {
     "echo_on_second": run_echo_on_second,
     "late_drafter": run_late_drafter,
     "survivor": run_survivor,
+    "following_survivor": partial(run_survivor, by_device=True),
     "drafter_lives": run_drafter_lives,
     "busy_verifier": run_busy_verifier,
     "surviving_drafter": run_surviving_drafter,
