@@ -172,13 +172,13 @@ class SuffixTexts:
         best = max(followed, key=lambda match: match.cursor.length)
         return best if best.cursor.length else None
 
-    def grow(self, request: KnownText, levels: int) -> list["TextNode"]:
+    def grow(self, request: KnownText, levels: int, least_context: int = 1) -> list["TextNode"]:
         """Nodes below the last token of a known text, likeliest path first, so that parents precede children.
 
-        The list is empty if no context is known.
+        The list is empty if no context of at least `least_context` tokens is known.
         """
         match = self._match(request)
-        if match is None:
+        if match is None or match.cursor.length < least_context:
             return []
         automaton, top_k = match.automaton, self.speculation.draft_top_k
         depth_limit = min(levels, self.limits.levels(match.cursor.length))

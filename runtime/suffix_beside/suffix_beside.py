@@ -35,6 +35,10 @@ FIRST_ROUNDS = 6 * HOLD
 """Number of rounds after an engine's start in which the drafter is always used, so that its cost and acceptance are
 measured.
 """
+SURE_CONTEXT = 4
+"""Number of tokens that must have occurred before, so that a text tree is built although the last `LOOK_ROUNDS` rounds
+used none: a tree that is not used costs a few hundredths of a small model's round.
+"""
 NEWEST, NEWEST_OF_ALL = 1 / 8, 1 / 64
 """Weight of the latest drafter tree in the average of its sequence, and in the average of all sequences."""
 RETURNS = 1 / 32
@@ -88,6 +92,8 @@ class SuffixBeside(TextDrafts):
         self._num_rounds = self._paused = 0
         """Number of rounds with text trees so far, and remaining rounds of a pause of text trees."""
         self._pause = LOOK_ROUNDS
+        self._num_unused = 0
+        """Number of rounds since a text tree was used."""
         self._launched: deque[list[tuple[Sequence, bool]]] = deque()
         """For each round in flight, its decodes and whether a drafter tree was requested."""
 
@@ -104,6 +110,10 @@ class SuffixBeside(TextDrafts):
         if self._first_left and any(seq.draft.complete for seq in seqs):
             self._first_left -= 1
             return True
+        self._num_unused += 1
+        if not any(tree.nodes for tree in trees):
+            self._probe_left = 0
+            return True
         slower = self._speculation.slow_down(flight.plan.decodes or seqs, len(seqs))
         drafted = [self._of(tree.seq).average if slower and tree.seq.draft.complete else 0.0 for tree in trees]
         by_text = [tree.expected > brings for tree, brings in zip(trees, drafted, strict=True)]
@@ -115,6 +125,7 @@ class SuffixBeside(TextDrafts):
         if self._probes(is_chosen=not asks and slower is not None):
             asks, by_text = True, [False] * len(trees)
         if any(by_text):
+            self._num_unused = 0
             self._pause_unless_it_pays()
         for tree, is_longer in zip(trees, by_text, strict=True):
             tree.seq.draft.text_tree = (tree.nodes or None) if is_longer or not asks else None
@@ -175,6 +186,7 @@ class SuffixBeside(TextDrafts):
         """A text tree for each sequence; the tree has no nodes if no known text continues the sequence."""
         budget, new, table = MAX_TOKENS_PER_ROUND, flight.tokens_by_slot(), self._speculation.text_table()
         made, price = [], self._speculation.node_price(flight.plan.decodes or seqs)
+        least_context = SURE_CONTEXT if self._num_unused >= LOOK_ROUNDS else 1
         for seq in seqs:
             text, length = self._text_of(seq), len(seq.token_ids) + len(new[seq.slot])
             until = min(length, text.num_known + budget)
@@ -185,7 +197,7 @@ class SuffixBeside(TextDrafts):
                     max(text.num_known - len(seq.token_ids), 0) : max(until - len(seq.token_ids), 0)
                 ]
                 self._texts.take_in(text, missing)
-            nodes = self._texts.grow(text, self._levels) if text.num_known == length else []
+            nodes = self._texts.grow(text, self._levels, least_context) if text.num_known == length else []
             row = None if table is None else table[int(seq.request.params.temperature > 0)]
             made.append(TextTree(seq, nodes, _expected(nodes, row, price)))
         return made

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from wingbeat.runtime.hugging_face import one_line
 from wingbeat.runtime.parts import first_result, hooks
 from wingbeat.runtime.refusals import Feature, problem
-from wingbeat.runtime.tensor_files import weight_files
+from wingbeat.runtime.tensor_files import stored_dtype, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint import Place, check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 from wingbeat.runtime.verifier.layers.architecture_checks import (
@@ -65,8 +65,9 @@ def load_model(
     if eight_bits and file.quantization is not None:
         raise UnsupportedModelError(problem({Feature.INT8: ASKED_INT8, Feature.QUANTISED: f"{file.name} is quantised"}))
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
-    shown = str(dtype).removeprefix("torch.")
-    logger.info("reading %.1f GB of weights of %s, to run in %s", num_bytes / 1e9, file.name, shown)
+    shown, stored = str(dtype).removeprefix("torch."), stored_dtype(file.folder)
+    stored = "" if stored is None else f"{stored} "
+    logger.info("reading %.1f GB of %sweights of %s, to run in %s", num_bytes / 1e9, stored, file.name, shown)
     model = load_weights(file, dtype, Place(device, dtype) if packed else None, device).to(device)
     copy_what_stays(model)
     check_finite(model)

@@ -149,12 +149,10 @@ def launch_layers(
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
 
 
-if __name__ == "__main__":
-    capability = int(sys.argv[1])
-    driver.set_active(NamedDriver(capability))
-    JITFunction.run = compile_only(JITFunction.run)
-    launch_layers(60, 4096, (32, 8), 128, 14336, has_fp8=capability >= 89)
-    launch_layers(1, 2880, (40, 8), 80, 9728, has_fp8=capability >= 89)
+def launch_all(*, has_fp8: bool) -> None:
+    """Launch every kernel but attention, in the shapes of several models."""
+    launch_layers(60, 4096, (32, 8), 128, 14336, has_fp8=has_fp8)
+    launch_layers(1, 2880, (40, 8), 80, 9728, has_fp8=has_fp8)
     launch_sampling(1, 151936)
     launch_sampling(300, 32000)
     launch_histories(4, 8193, 32000)
@@ -163,3 +161,10 @@ if __name__ == "__main__":
     launch_trees(1, 4, 5, 130, 151936)
     for launches in sorted(Path(__file__).parents[1].glob("*/launches.py")):
         import_module(f"tests.kernels.{launches.parent.name}.launches").launch_all()
+
+
+if __name__ == "__main__":
+    capability = int(sys.argv[1])
+    driver.set_active(NamedDriver(capability))
+    JITFunction.run = compile_only(JITFunction.run)
+    launch_all(has_fp8=capability >= 89)

@@ -5,9 +5,16 @@ import torch
 
 pytest.importorskip("triton")
 
+from triton.runtime.jit import KernelInterface
+
+from tests.kernels.attention_cases import NAN, Case, build
+from tests.kernels.gpu.compile_launches import launch_all
 from tests.kernels.gpu.resources import CAPABILITIES, Resources, compiled, every
 from tests.optional import is_gone
+from wingbeat.kernels.gpu import kv
 from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits
+from wingbeat.kernels.gpu.attention.launch import tree_attention
+from wingbeat.kernels.gpu.attention.splits import Splits
 from wingbeat.kernels.gpu.attention.tiles import device_tiles
 
 KERNELS = {
@@ -50,6 +57,27 @@ def check(one: Resources, capability: int) -> None:
 
 def test_gpus_have_the_memory_that_cuda_gives_them():
     assert {limits.capability: limits.shared_bytes for limits in KNOWN.values()} == SHARED_BYTES
+
+
+def test_every_launch_states_whether_multiply_and_add_are_fused(monkeypatch):
+    """Versions of Triton differ in what they do by default, so bits and speed would depend on the version."""
+    stated: dict[str, list[bool]] = {}
+
+    def launcher(kernel, grid):
+        name = kernel.__name__.strip("_").removesuffix("_kernel")
+        return lambda *args, **given: stated.setdefault(name, []).append("enable_fp_fusion" in given)
+
+    monkeypatch.setattr(KernelInterface, "__getitem__", launcher)
+    launch_all(has_fp8=True)
+    inputs = build(Case((3,)), NAN)
+    for splits in (Splits(1, 32), Splits(4, 1)):
+        tree_attention(*inputs.arguments, **inputs.options, splits=splits)
+    _, key_cache, value_cache, *_ = inputs.arguments
+    slots = torch.tensor([5])
+    kv.store_kv(key_cache[1, :1], value_cache[1, :1], key_cache, value_cache, slots)
+    kv.move_kv([(key_cache, value_cache)], slots, slots + 1)
+    assert stated.keys() == {name for name in KERNELS if not is_gone(name)}
+    assert [name for name, ways in stated.items() if not all(ways)] == []
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Models as verifiers: refusals are named, and accepted models write what transformers writes."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -92,3 +93,17 @@ def test_a_saved_model_loads_with_its_end_tokens(tmp_path):
     assert loaded.eos_token_ids == {3, 5}
     assert loaded.max_position_embeddings == 512
     assert loaded.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("stored", "said"), [(torch.float32, "of float32 weights"), (None, "of weights")], ids=str)
+def test_another_dtype_than_the_files_is_said_in_a_line(tmp_path, caplog, stored, said):
+    random_model("llama").save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    if stored is None:
+        del fields["dtype"]
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+    caplog.set_level(logging.INFO)
+    load_model(tmp_path, torch.bfloat16, torch.device("cpu"))
+    [line] = [message for message in caplog.messages if message.startswith("reading ")]
+    assert f"{said} of LlamaForCausalLM" in line
+    assert line.endswith("to run in bfloat16")
