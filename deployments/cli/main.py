@@ -36,10 +36,7 @@ def main(args: list[str] | None = None) -> None:
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
-        said = None
-        if args[:1] == ["serve"]:
-            said = first_result("hint", getattr(error, "option_name", ""), AppConfig.model_fields, option_name)
-        code = _complain(error.format_message() if said is None else f"{error.option_name}: {said}")
+        code = _complain(_hint(error) or error.format_message())
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code or 0)
@@ -54,6 +51,14 @@ def _words_of_serve(args: list[str]) -> list[str]:
         for note in notes:
             print(f"wingbeat: {note}", file=sys.stderr)
     return args
+
+
+def _hint(error: ClickException) -> str | None:
+    """Returns advice on an unknown option of a command that has a model; None if no part knows the option."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    own = {parameter.name for parameter in context.command.params} if context is not None else set()
+    said = first_result("hint", option, own, option_name) if option and "model" in own else None
+    return said and f"{option}: {said}"
 
 
 def _complain(message: str) -> int:

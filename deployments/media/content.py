@@ -67,7 +67,7 @@ def _image_block(block: dict[str, Any], block_path: str) -> MediaContent:
 def content_parts(api: str) -> dict[str, PartReader]:
     """Returns the readers of an API's content parts, by the part's type."""
     return {
-        "chat": {"image_url": _url, "input_audio": _input_audio, "audio_url": _url},
+        "chat": {"image_url": _url, "input_image": _input_image, "input_audio": _input_audio, "audio_url": _url},
         "responses": {"input_image": _input_image, "input_audio": _input_audio},
         "messages": {"image": _image_block},
     }[api]

@@ -65,8 +65,8 @@ def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRe
     spec = recording_spec(config, engine, config.recording_share)
     writer = LiveWriter(root / engine_id, root, spec, config.recording_max_bytes)
     logger.warning(
-        "Live traffic is recorded: tokens and hidden states of %g of the requests go to %s",
-        config.recording_share,
+        "Live traffic is recorded: tokens and hidden states of %g %% of the requests go to %s",
+        100 * config.recording_share,
         root,
     )
     return TrafficRecording.of(writer, config.recording_share, spec)

@@ -6,7 +6,7 @@ from wingbeat.deployments.vllm_words.foreign_rows import Write, settings_named, 
 from wingbeat.deployments.vllm_words.speculative_config import PLACE
 from wingbeat.deployments.vllm_words.vllm_options import VLLM
 
-_PLACE = "name the drafter: DRAFTER after MODEL, or {drafter}; {draft_steps} is its draft depth in tokens"
+_PLACE = "name the drafter with {drafter}; {draft_steps} is its draft depth in tokens"
 _SERVE = "only wingbeat serve has"
 
 

@@ -33,7 +33,7 @@ def test_tools_that_take_no_function_find_the_demo_as_an_application():
         ({"modle": "x"}, "there is no setting modle: did you mean model?"),
         ({"qqq": 1}, "there is no setting qqq"),
         ({"max_num_seqs": "many"}, "max_num_seqs many: input should be a valid integer"),
-        ({"speculative_config": {}}, "there is no setting speculative_config: name the drafter: DRAFTER after MODEL"),
+        ({"speculative_config": {}}, "there is no setting speculative_config: name the drafter with drafter"),
         ({"enforce_eager": True}, "there is no setting enforce_eager: vLLM's option, here cuda_graphs none"),
         ({"drafters": {"num": 0}}, "drafters.num 0: input should be greater than or equal to 1"),
         ({"api_key": 5}, "api_key: input should be"),

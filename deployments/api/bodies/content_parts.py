@@ -10,7 +10,8 @@ from wingbeat.deployments.api.bodies.unserved_fields import Part, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
 from wingbeat.deployments.parts import merged
 
-_TEXT_FIELDS = frozenset(("type", "text"))
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+"""For each type of text part that vLLM accepts in a chat too, the name of the field with the text."""
 
 
 class TextPart(Part):
@@ -76,15 +77,17 @@ def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:
 
 
 def _part(part: Any, path: str) -> TextPart | OtherPart:
+    if isinstance(part, str):
+        return TextPart(type="text", text=part)
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid(path, "must be an object with a 'type'")
     readers = part_readers("chat")
     if (read := readers.get(part["type"])) is not None:
         return read(part, path)
-    if part["type"] != "text":
+    if (name := _TEXTS.get(part["type"])) is None:
         raise unserved_part(part["type"], path, only_served(readers))
-    ignored_fields().pass_over_unknown(part, _TEXT_FIELDS, path)
-    return TextPart(type="text", text=string_of(part, "text", path))
+    ignored_fields().pass_over_unknown(part, frozenset(("type", name)), path)
+    return TextPart(type="text", text=string_of(part, name, path))
 
 
 def string_of(part: Mapping[str, Any], name: str, path: str) -> str:

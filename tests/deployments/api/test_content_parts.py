@@ -1,6 +1,9 @@
-"""Parts of contents that a model of text does not take."""
+"""Parts of contents that a model of text takes, and parts that it does not take."""
+
+import pytest
 
 from tests.deployments.http_world import FakePool, call
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 
 URL = "data:image/png;base64,AAAA"
 BODIES = {
@@ -32,3 +35,25 @@ def test_a_list_of_types_promises_no_type_that_the_model_lacks():
     body = {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}
     message = call(FakePool(), "/v1/chat/completions", body).json()["error"]["message"]
     assert message.startswith("Content parts of type 'hologram' are not supported; only 'text' is")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_text", "text": "b"},
+        {"type": "output_text", "text": "b", "annotations": []},
+        {"type": "refusal", "refusal": "b"},
+        {"type": "thinking", "thinking": "b", "closed": True},
+        "b",
+    ],
+    ids=["input_text", "output_text", "refusal", "thinking", "string"],
+)
+def test_a_part_of_text_is_read_under_every_name_that_vllm_accepts(part):
+    content = [{"type": "text", "text": "a"}, part]
+    assert ChatBody.of_fields({"messages": [{"role": "user", "content": content}]}).messages[0].content == "a\nb"
+
+
+def test_a_part_without_its_text_is_refused_by_the_name_of_the_field():
+    body = {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "b"}]}]}
+    got = call(FakePool(), "/v1/chat/completions", body)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, "messages[0].content[0].refusal")

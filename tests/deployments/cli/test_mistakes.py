@@ -147,6 +147,7 @@ LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "an address that is none": ("serve {model} none --address http://here:1", ("--address", "HOST:PORT")),
     "half of JSON": ("serve {model} --lora-modules {{", ("--lora-modules", "property name")),
     "an adapter that is none": ('serve {model} --lora-modules {{"a":"{model}"}}', ("lora_modules", "adapter")),
+    "enforce_eager": ("generate hi --enforce-eager", ("--enforce-eager: vLLM's option, here ",)),
     "trusting code": ("serve {model} --trust-remote-code", ("never run",)),
     "a file of prompts that is not there": ("bench --model {model} --prompts /no/such", ("--prompts", "/no/such")),
 }

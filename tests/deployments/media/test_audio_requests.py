@@ -146,6 +146,7 @@ def test_audio_is_read_the_same_whichever_part_and_api_has_it(qwen2_audio, other
 
 IMAGE = data_url(b"an image", "image/png")
 PARTS = {
+    "chat": ("/v1/chat/completions", {"type": "input_image", "image_url": IMAGE}, "messages", IMAGE),
     "responses": ("/v1/responses", {"type": "input_image", "image_url": IMAGE, "detail": "auto"}, "input", IMAGE),
     "messages": (
         "/v1/messages",
@@ -163,13 +164,14 @@ PARTS = {
 
 
 @pytest.mark.parametrize("case", PARTS.values(), ids=PARTS)
-def test_images_of_the_other_apis_are_those_of_a_chat_between_their_texts(case):
+def test_images_in_the_forms_of_other_apis_are_those_of_a_chat_between_their_texts(case):
     path, part, field, expected = case
     kind = "input_text" if field == "input" else "text"
     content = [{"type": kind, "text": "one"}, part, {"type": kind, "text": "two"}]
     fields = {field: [{"role": "user", "content": content}]}
     fields |= {} if field == "input" else {"max_tokens": 5}
-    chat = BODIES[path].of_fields(fields).as_chat()
+    body = BODIES[path].of_fields(fields)
+    chat = body if isinstance(body, ChatBody) else body.as_chat()
     assert [part["type"] for part in chat.template_messages()[0]["content"]] == ["text", "image", "text"]
     assert [one.source.text for one in chat.other_parts] == [expected]
     assert chat.other_parts[0].path.startswith(f"{field}[0].content[1].")
