@@ -311,6 +311,7 @@ FEATURES = {
         needs=("kernel_tools",),
         words=(
             *("recurrent state", "a model with recurrent state", "state_interval", "num_saved_states", "delta_rule"),
+            *("selective_scan", "convolve", "advance_recurrence", "advance_convolution"),
             *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "bamba", "falcon_h1", "nemotron_h"),
             *("jamba", "mamba", "zamba"),
         ),

@@ -14,7 +14,14 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
-from wingbeat.kernels.layer.reference import add_rms_norm, embed_beside, rotate_and_store, rotations, silu_mul
+from wingbeat.kernels.layer.reference import (
+    add_rms_norm,
+    embed_beside,
+    gated_norm,
+    rotate_and_store,
+    rotations,
+    silu_mul,
+)
 from wingbeat.kernels.parts import hooks, merged_of
 from wingbeat.kernels.round.reference import (
     DraftedFor,
@@ -201,6 +208,12 @@ def _trees(device: torch.device) -> GrownTree:
     return GrownTree(*(part.clone().to(device) for part in parts))
 
 
+def _gated(device: torch.device, shape: Shape) -> list[Tensor]:
+    values, gate = (random_numbers(seed, 2, 5, 3 * 128, dtype=shape.dtype).to(device) for seed in (24, 25))
+    weight = random_numbers(26, 3 * 128, dtype=shape.dtype).to(device)
+    return [gated_norm(values, gate), *(gated_norm(values, gate, weight, 1e-5, 128, first) for first in (True, False))]
+
+
 def _check(device: torch.device, shape: Shape) -> list[Tensor]:
     state, trees = _state(device), _trees(device)
     trees.depths[0, 3] = 2
@@ -303,6 +316,7 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "rotations": _rotations,
     "rotate_and_store": _rotate,
     "silu_mul": _silu,
+    "gated_norm": _gated,
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,

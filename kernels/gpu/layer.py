@@ -25,6 +25,9 @@ def _add_rms_norm_kernel(
     weight_ptr,  # [size]
     normed_ptr,  # [num_tokens, size]
     total_ptr,  # [num_tokens, size], or None
+    other_ptr,  # [num_tokens, size], or None
+    factor,  # of `hidden` in the sum, or None
+    other_factor,
     size,
     eps,
     BLOCK: tl.constexpr,
@@ -37,7 +40,12 @@ def _add_rms_norm_kernel(
     total = tl.load(hidden_ptr + row + at, mask=inside, other=0.0)
     if residual_ptr is not None:
         before = tl.load(residual_ptr + row + at, mask=inside, other=0.0)
-        total = (before.to(tl.float32) + total.to(tl.float32)).to(total.dtype)
+        addend = total.to(tl.float32)
+        if factor is not None:
+            addend *= factor
+        if other_ptr is not None:
+            addend += tl.load(other_ptr + row + at, mask=inside, other=0.0).to(tl.float32) * other_factor
+        total = (before.to(tl.float32) + addend).to(total.dtype)
         tl.store(total_ptr + row + at, total, mask=inside)
     wide = total.to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
@@ -49,7 +57,14 @@ def _add_rms_norm_kernel(
     tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
 
 
-def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    hidden: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    factors: tuple[float, float] | None = None,
+    other: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Launches the kernel for `wingbeat.kernels.layer.reference.add_rms_norm`.
 
     Raises:
@@ -57,8 +72,9 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
     """
     size = hidden.shape[-1]
     parts = [("hidden", hidden, hidden.shape)]
-    if residual is not None:
-        parts.append(("residual", residual, hidden.shape))
+    parts += [
+        (name, part, hidden.shape) for name, part in (("residual", residual), ("other", other)) if part is not None
+    ]
     check(parts, hidden.dtype)
     check_weights([("weight", weight, (size,))], hidden.dtype)
     if size > MOST_HIDDEN:
@@ -74,6 +90,8 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
                 weight,
                 normed,
                 None if residual is None else total,
+                other,
+                *((None, None) if factors is None else map(float, factors)),
                 size,
                 eps,
                 BLOCK=block,
@@ -276,6 +294,8 @@ def _rotate_and_store_kernel(
     query_norm_ptr,  # [2 * HALF], or None
     key_norm_ptr,  # [2 * HALF], or None
     eps,
+    factor,  # of queries and values, or None
+    key_factor,
     stride_key_block,
     stride_key_slot,
     stride_key_head,
@@ -308,6 +328,9 @@ def _rotate_and_store_kernel(
     is_query = inside & (head < NUM_HEADS)
     is_key = inside & (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS)
     is_value = inside & (head >= NUM_HEADS + NUM_KV_HEADS)
+    if factor is not None:
+        own = tl.where(is_key, key_factor, factor)
+        low, high = (low.to(tl.float32) * own).to(low.dtype), (high.to(tl.float32) * own).to(high.dtype)
     turned_low, turned_high = low, high
     if query_norm_ptr is not None:
         weight_low = tl.load(query_norm_ptr + low_at + 0 * head, mask=is_query, other=0.0)
@@ -350,6 +373,7 @@ def rotate_and_store(
     key_norm: Tensor | None,
     eps: float,
     turn: Turn = WHOLE,
+    factors: tuple[float, float] | None = None,
 ) -> Tensor:
     """Launches the kernel for `wingbeat.kernels.layer.reference.rotate_and_store`."""
     num_tokens, num_all, dim = qkv.shape
@@ -392,6 +416,7 @@ def rotate_and_store(
             query_norm,
             key_norm,
             eps,
+            *((None, None) if factors is None else map(float, factors)),
             *key_cache.stride()[:3],
             *value_cache.stride()[:3],
             NUM_HEADS=num_heads,
@@ -448,6 +473,75 @@ def silu_mul(gate_up: Tensor) -> Tensor:
                 size,
                 TILE=tile,
                 num_warps=max(1, min(4, tile // 256)),
+                **options(fused=True),
+            )
+    return out
+
+
+@triton.jit
+def _gated_norm_kernel(
+    values,  # [num_rows, size]
+    gate,
+    weight,  # [size] or [group_size], or None
+    out,  # [num_rows, size]
+    row_strides,  # of the gate: [num_rows / num_inner, num_inner, size]
+    num_inner,
+    size,
+    group_size,
+    weight_step,
+    eps,
+    factor,
+    GATE_FIRST: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    inner = tl.arange(0, TILE)
+    at = group * group_size + inner
+    inside = (inner < group_size) & (at < size)
+    wide = tl.load(values + row * size + at, mask=inside, other=0.0)
+    gates = gate + row // num_inner * row_strides[0] + row % num_inner * row_strides[1]
+    active = tl.load(gates + at * row_strides[2], mask=inside, other=0.0).to(tl.float32) * factor
+    active = active / (1.0 + tl.exp(-active))
+    dtype: tl.constexpr = values.dtype.element_ty
+    wide = wide.to(tl.float32)
+    if GATE_FIRST:
+        wide *= active
+    if weight is not None:
+        wide *= tl.math.rsqrt(tl.sum(wide * wide, 0) / group_size + eps)
+        normed = wide.to(dtype)  # as in the reference, round before multiplying by the weight
+        wide = normed.to(tl.float32) * tl.load(weight + group * weight_step + inner, mask=inside, other=0.0)
+    if not GATE_FIRST:
+        wide = wide.to(dtype).to(tl.float32) * active
+    tl.store(out + row * size + at, wide.to(out.dtype.element_ty), mask=inside)
+
+
+def gated_norm(
+    values: Tensor, gate: Tensor, weight: Tensor | None, eps: float, group_size: int, gate_first: bool, factor: float
+) -> Tensor:
+    """Launches the kernel for `wingbeat.kernels.layer.reference.gated_norm`."""
+    size = values.shape[-1]
+    group_size = min(_ACTIVATION_TILE, triton.next_power_of_2(size)) if weight is None else group_size
+    out = torch.empty(values.shape, dtype=gate.dtype, device=gate.device)
+    gates = gate.flatten(0, -3) if gate.dim() > 3 else gate
+    if out.numel():
+        with torch.cuda.device_of(gate):
+            _gated_norm_kernel[(out.numel() // size, triton.cdiv(size, group_size))](
+                values,
+                gates,
+                weight,
+                out,
+                gates.stride(),
+                gates.shape[1],
+                size,
+                group_size,
+                0 if weight is None or len(weight) == group_size else group_size,
+                float(eps),
+                float(factor),
+                GATE_FIRST=gate_first,
+                TILE=triton.next_power_of_2(group_size),
+                num_warps=max(1, min(8, group_size // 256)),
                 **options(fused=True),
             )
     return out

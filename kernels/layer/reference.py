@@ -34,19 +34,30 @@ class Turn(NamedTuple):
 WHOLE = Turn()
 
 
-def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Computes the sum of two tensors and its root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467).
+def add_rms_norm(
+    hidden: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    factors: tuple[float, float] | None = None,
+    other: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Computes the sum of two or three tensors and its root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467).
 
     Args:
         hidden: [num_tokens, hidden_size], contiguous.
         residual: added to `hidden` first; None normalises `hidden` alone.
         weight: [hidden_size] in the same dtype or float32.
+        factors: factors of `hidden` and of `other` in the sum; only with a residual.
+        other: third addend, like `hidden`; only with factors.
 
     Returns:
         Norm and sum, [num_tokens, hidden_size] each; the sum is `hidden` itself if residual is None.
     """
     if kernels := choice.compiled("add_rms_norm", hidden):
-        return kernels.add_rms_norm(hidden, residual, weight, eps)
+        return kernels.add_rms_norm(hidden, residual, weight, eps, factors, other)
+    if factors is not None:
+        hidden = hidden * factors[0] if other is None else hidden * factors[0] + other * factors[1]
     total = hidden if residual is None else residual + hidden
     return _rms_norm(total, weight, eps), total
 
@@ -121,6 +132,7 @@ def rotate_and_store(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
     turn: Turn = WHOLE,
+    factors: tuple[float, float] | None = None,
 ) -> Tensor:
     """Normalises queries and keys, applies RoPE to them (arXiv 2104.09864), and stores keys and values.
 
@@ -135,6 +147,7 @@ def rotate_and_store(
             rotation; None applies no norm.
         key_norm: [dim], likewise for keys; given if and only if query_norm is given.
         turn: which elements are rotated together.
+        factors: factors of queries and values, and of keys, applied first; None applies none.
 
     Returns:
         The rotated queries: [num_tokens, num_heads, dim].
@@ -144,9 +157,11 @@ def rotate_and_store(
     """
     if kernels := choice.compiled("rotate_and_store", qkv):
         norms = (query_norm, key_norm, eps)
-        return kernels.rotate_and_store(qkv, cos, sin, key_cache, value_cache, slot_mapping, *norms, turn)
+        return kernels.rotate_and_store(qkv, cos, sin, key_cache, value_cache, slot_mapping, *norms, turn, factors)
     num_kv_heads = key_cache.shape[2]
     query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+    if factors is not None:
+        query, key, value = query * factors[0], key * factors[1], value * factors[0]
     if query_norm is not None and key_norm is not None:
         query, key = _rms_norm(query, query_norm, eps), _rms_norm(key, key_norm, eps)
     query, key = _rotate(query, cos, sin, turn), _rotate(key, cos, sin, turn)
@@ -160,6 +175,36 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return kernels.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def gated_norm(
+    values: Tensor,
+    gate: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+    group_size: int = 0,
+    gate_first: bool = True,
+    factor: float = 1.0,
+) -> Tensor:
+    """Multiplies by silu(factor * gate) and normalises groups by their root mean square; the gate's dtype.
+
+    Args:
+        values: [..., size], contiguous.
+        gate: [..., size].
+        weight: [size] or [group_size]; None leaves the norm out.
+        group_size: number of elements with a norm of their own.
+        gate_first: whether the norm follows the gate.
+    """
+    if kernels := choice.compiled("gated_norm", values):
+        return kernels.gated_norm(values, gate, weight, eps, group_size, gate_first, factor)
+    active = functional.silu(gate.float() * factor if factor != 1.0 else gate.float())
+    wide = values.float() * active if gate_first or weight is None else values.float()
+    if weight is not None:
+        groups = wide.unflatten(-1, (-1, group_size))
+        normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).to(values.dtype)
+        wide = (normed * weight.view(-1, group_size)).flatten(-2)
+        wide = wide if gate_first else wide * active
+    return wide.to(gate.dtype)
 
 
 def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,6 @@
-"""Hooks of the gated delta rule's kernel. Its modules are imported when first requested."""
+"""Hooks of the recurrences' kernels. Its modules are imported when first requested."""
 
-kernels = {"delta_rule": "wingbeat.kernels.state.triton"}
+kernels = dict.fromkeys(
+    ("delta_rule", "selective_scan", "convolve", "advance_recurrence"), "wingbeat.kernels.state.triton"
+)
 cases = "wingbeat.kernels.state.comparison_case:CASES"

@@ -12,34 +12,56 @@ No function loops over nodes, has data-dependent shapes or waits for the device,
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
+from torch.nn import functional
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.state.rows import Added, Path, TreeRows
+from wingbeat.kernels.state.rows import Added, Path, Steps, TreeRows
 
 
-def convolve(inputs: Tensor, states: Tensor, rows: TreeRows, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Causal depthwise convolution along each node's path: [num_reqs, channels, num_nodes].
+def convolve(
+    inputs: Tensor,
+    states: Tensor,
+    rows: TreeRows,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    silu: bool = False,
+    scale: Tensor | None = None,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Causal depthwise convolution along each node's path: [num_reqs, channels, num_nodes], and the convolved inputs.
 
     Args:
         inputs: [num_reqs, channels, num_nodes].
         states: [num_states, channels, length]: latest inputs before the root.
         weight: [channels, width].
+        silu: whether the result passes through SiLU.
+        scale: float32 [channels]: factors of the inputs, applied before the convolution; None applies none.
+        kept: [num_reqs, num_nodes, channels], contiguous: memory for the second result; None allocates it.
     """
+    kept = inputs.new_empty(inputs.transpose(1, 2).shape) if kept is None else kept
+    if kernels := choice.compiled("convolve", inputs):
+        return kernels.convolve(inputs, states, rows, weight, bias, silu, scale, kept), kept
+    if scale is not None:
+        inputs = (inputs * scale[:, None]).to(inputs.dtype)
+    kept.copy_(inputs.transpose(1, 2))
     whole = torch.cat([states[rows.slots].to(inputs.dtype), inputs], dim=2)
     at = rows.windows[..., -weight.shape[1] :].flatten(1)
     if states.shape[2] != rows.windows.shape[2]:
         at = at + (states.shape[2] - rows.windows.shape[2])
     around = whole.gather(2, at[:, None].expand(-1, whole.shape[1], -1)).unflatten(2, (inputs.shape[2], -1))
     out = torch.einsum("bcnw,cw->bcn", around.to(weight.dtype), weight)
-    return out if bias is None else out + bias[:, None]
+    out = out if bias is None else out + bias[:, None]
+    return (functional.silu(out) if silu else out).to(inputs.dtype), kept
 
 
 def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
     """Advances convolution states [num_states, channels, length] along accepted paths, in place.
 
     Args:
-        inputs: [num_reqs, num_nodes, channels].
+        inputs: [num_reqs, num_nodes, channels], contiguous.
     """
+    if kernels := choice.compiled("convolve", inputs):
+        return kernels.advance_convolution(inputs, states, path)
     taken = inputs.flatten(0, 1)[path.rows].transpose(1, 2)
     whole = torch.cat([states[path.slots], taken.to(states.dtype)], dim=2)
     at = path.latest(states.shape[2])[:, None].expand(-1, states.shape[1], -1)
@@ -55,6 +77,8 @@ def delta_rule(
     states: Tensor,
     rows: TreeRows,
     epsilon: float | None = None,
+    gates: tuple[Tensor, Tensor] | None = None,
+    kept: Added | None = None,
 ) -> tuple[Tensor, Added]:
     """Gated delta rule at every node: outputs [num_reqs, num_nodes, num_heads, value_dim], and the nodes' additions.
 
@@ -68,10 +92,16 @@ def delta_rule(
         states: [num_states, num_heads, key_dim, value_dim].
         epsilon: normalises queries and keys to unit length first, with this added to their squared lengths; None leaves
             them unchanged.
+        gates: [num_heads] each, a and b: the decays are -exp(a) * softplus(decay + b) and the betas sigmoid(beta); None
+            takes decays and betas as they are.
+        kept: contiguous memory for the additions; None allocates it.
     """
     if (kernels := choice.compiled("delta_rule", value)) and kernels.fits(query):
-        return kernels.delta_rule(query, key, value, decay, beta, states, rows, epsilon)
+        return kernels.delta_rule(query, key, value, decay, beta, states, rows, epsilon, gates, kept)
     dtype = value.dtype
+    if gates is not None:
+        rate, shift = (part.float() for part in gates)
+        decay, beta = -rate.exp() * functional.softplus(decay.float() + shift), beta.sigmoid()
     query, key, value, decay, beta = (part.float() for part in (query, key, value, decay, beta))
     if epsilon is not None:
         query, key = (part * torch.rsqrt((part * part).sum(dim=-1, keepdim=True) + epsilon) for part in (query, key))
@@ -89,32 +119,52 @@ def delta_rule(
         wanted = wanted.transpose(1, 2)
     seen = torch.einsum("bnhk,bmhk->bhnm", own_queries, own_keys) * since
     out = torch.einsum("bnhk,bhkv->bnhv", own_queries, before) * reached
-    return (out + torch.einsum("bhnm,bmhv->bnhv", seen, wanted)).to(dtype), Added(key, wanted, total)
+    out = (out + torch.einsum("bhnm,bmhv->bnhv", seen, wanted)).to(dtype)
+    return out, Added(key, wanted, total).copied(kept)
 
 
 def selective_scan(
-    inputs: Tensor, steps: Tensor, rate: Tensor, into: Tensor, out_of: Tensor, states: Tensor, rows: TreeRows
+    inputs: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    into: Tensor,
+    out_of: Tensor,
+    states: Tensor,
+    rows: TreeRows,
+    steps: Steps | None = None,
+    direct: Tensor | None = None,
+    kept: Added | None = None,
 ) -> tuple[Tensor, Added]:
     """Mamba-2's recurrence at every node: float32 [num_reqs, num_nodes, num_heads, head_dim], and the nodes' additions.
 
     Args:
         inputs: [num_reqs, num_nodes, num_heads, head_dim].
-        steps: [num_reqs, num_nodes, num_heads], above 0.
-        rate: [num_heads], below 0.
+        dt: [num_reqs, num_nodes, num_heads]: step sizes, above 0.
+        rate: [num_heads]: logarithms of minus the rates of decay.
         into, out_of: [num_reqs, num_nodes, num_groups, state_dim]; each group serves several heads.
         states: [num_states, num_heads, head_dim, state_dim].
+        steps: how step sizes follow from `dt`; None takes them as they are.
+        direct: [num_heads]: factors of the inputs that are added to the outputs; None adds nothing.
+        kept: contiguous memory for the additions; None allocates it.
     """
-    inputs, steps, into, out_of = (part.float() for part in (inputs, steps, into, out_of))
-    total, since = _decays(steps * rate.float(), rows)
-    added, before, num_heads = inputs * steps[..., None], states[rows.slots].float(), inputs.shape[2]
+    if (kernels := choice.compiled("selective_scan", inputs)) and kernels.scans(into):
+        return kernels.selective_scan(inputs, dt, rate, into, out_of, states, rows, steps, direct, kept)
+    dt = dt if steps is None else steps.of(dt)
+    inputs, dt, into, out_of = (part.float() for part in (inputs, dt, into, out_of))
+    total, since = _decays(-dt * rate.float().exp(), rows)
+    added, before, num_heads = inputs * dt[..., None], states[rows.slots].float(), inputs.shape[2]
     own_into, own_out = (_per_head(part, num_heads) for part in (into, out_of))
     seen = torch.einsum("bnhs,bmhs->bhnm", own_out, own_into) * since
     out = torch.einsum("bhps,bnhs->bnhp", before, own_out) * total.exp()[..., None]
-    return out + torch.einsum("bhnm,bmhp->bnhp", seen, added), Added(added, into, total)
+    out = out + torch.einsum("bhnm,bmhp->bnhp", seen, added)
+    out = out if direct is None else out + direct[:, None].float() * inputs
+    return out, Added(added, into, total).copied(kept)
 
 
 def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
     """Advances recurrent states [num_states, num_heads, rows, columns] by the additions of a path's nodes, in place."""
+    if kernels := choice.compiled("advance_recurrence", states):
+        return kernels.advance_recurrence(added, states, path)
     left, right, decay = (part.flatten(0, 1) for part in added)
     end = decay[path.ends]
     since = (end - decay[path.rows]).masked_fill(path.skipped, float("-inf")).exp()

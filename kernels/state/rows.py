@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from wingbeat.kernels.tree.reference import ancestor_mask
 
@@ -54,6 +55,8 @@ class Path:
     """int64 [num_ends]: number of valid nodes of each path; later entries of `rows` are arbitrary."""
     targets: Tensor
     """int64 [num_ends]: rows that receive the advanced states."""
+    times: int = 1
+    """Number of ends of each state. The states repeat so many times; the last end of a state may replace it."""
     _latest: dict[int, Tensor] = field(default_factory=dict)
 
     def latest(self, length: int) -> Tensor:
@@ -85,3 +88,26 @@ class Added(NamedTuple):
     """float32 [num_reqs, num_nodes, num_right_heads, columns]."""
     decay: Tensor
     """float32 [num_reqs, num_nodes, num_heads]: log of the decay from the state up to the node, itself included."""
+
+    def copied(self, kept: "Added | None") -> "Added":
+        """Copies the additions into memory that is kept, if there is such memory."""
+        if kept is None:
+            return self
+        for room, part in zip(kept, self, strict=True):
+            room.copy_(part)
+        return kept
+
+
+class Steps(NamedTuple):
+    """How the step sizes of a selective state space follow from a layer's output dt [num_reqs, num_nodes, num_heads]:
+    softplus(factor * dt + bias), within limits."""
+
+    bias: Tensor
+    """[num_heads]"""
+    limits: tuple[float, float] = (0.0, float("inf"))
+    factor: float = 1.0
+
+    def of(self, dt: Tensor) -> Tensor:
+        """Returns the step sizes, rounded where transformers rounds."""
+        dt = dt if self.factor == 1.0 else dt * self.factor
+        return functional.softplus(dt + self.bias.to(dt.dtype)).clamp(*self.limits)

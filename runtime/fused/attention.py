@@ -26,9 +26,11 @@ _HALVES = {
     "granite": "Granite",
     "granitemoe": "GraniteMoe",
     "granitemoehybrid": "GraniteMoeHybrid",
+    "jamba": "Jamba",
     "lfm2": "Lfm2",
     "lfm2_moe": "Lfm2Moe",
     "mixtral": "Mixtral",
+    "nemotron_h": "NemotronH",
     "phi": "Phi",
     "phi3": "Phi3",
     "phimoe": "Phimoe",
@@ -48,7 +50,7 @@ KNOWN_ATTENTIONS = {
     for family, name in families.items()
 }
 """Class names of attention modules that consist of projections of queries, keys and values, optional norms of queries
-and keys, RoPE, attention, an optional gate, and an output projection; with what RoPE rotates together.
+and keys, optional RoPE, attention, an optional gate, and an output projection; with what RoPE rotates together.
 """
 _OUTPUTS = ("o_proj", "out_proj", "dense")
 _GATED = ("Qwen3Next", "Qwen3_5")
@@ -77,6 +79,8 @@ class AttentionHalf:
     """Computes a layer's attention from the output of the layer's input norm, without the output projection."""
 
     add: "Add | None" = None
+    factor = 1.0
+    """Factor of the layer's input, which the joined projections get without it."""
 
     def __init__(self, attn: nn.Module, ops: LayerOps, attention: LayerAttention, turn: Turn = HALVES) -> None:
         self.attn, self.ops, self.window, self.turn = attn, ops, attention.sliding_window or 0, turn
@@ -113,11 +117,11 @@ class AttentionHalf:
             first = heads.shape[1] - 2 * self._num_kv_heads
             queries, gate = heads[:, :first].unflatten(1, (-1, 2)).unbind(2)
             heads = torch.cat([queries, heads[:, first:]], dim=1)
-        if (factor := getattr(attn, "key_multiplier", 1.0)) != 1.0:
-            heads[:, -2 * self._num_kv_heads : -self._num_kv_heads] *= factor
+        keys = self.factor * getattr(attn, "key_multiplier", 1.0)
+        factors = None if self.factor == keys == 1.0 else (self.factor, keys)
         cos, sin = (part[0] for part in position_embeddings or [heads.new_empty(1, len(heads), 0)] * 2)
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
-        query = self.ops.rotate_and_store(heads, cos, sin, *cache, own.slot_mapping, *self.norms, self.turn)
+        query = self.ops.rotate_and_store(heads, cos, sin, *cache, own.slot_mapping, *self.norms, self.turn, factors)
         mixed = paged.attend_segments(
             query,
             *cache,

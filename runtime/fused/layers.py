@@ -30,6 +30,8 @@ from wingbeat.runtime.fused.attention import (
     joined,
     norm_of,
 )
+from wingbeat.runtime.fused.halves import KNOWN_HALVES, HalvesLayer, fits, join_halves, without_experts
+from wingbeat.runtime.fused.halves import take_back as take_back_halves
 from wingbeat.runtime.fused.products import Product, choose_products, multiply
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.parts import first_result
@@ -54,6 +56,7 @@ norm and the matrix product that follows the norm.
 
 _ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of the class names of norms that multiply by one more than their weight."""
+_INPUT_NORMS = ("input_layernorm", "operator_norm", "norm")
 _NUM_ROWS, _BLOCK_SIZE = 7, 16
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 """Largest distance of a fused layer's row from the original row, relative to the original row's norm, by dtype."""
@@ -80,7 +83,7 @@ class Swap(ABC):
 
     def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
         """Restores the classes of a swapped layer and its attention."""
-        layer.__class__, layer.self_attn.__class__ = kind, attention
+        layer.__class__, attention_of(layer).__class__ = kind, attention
 
 
 class OpsSwap(Swap):
@@ -94,15 +97,17 @@ class OpsSwap(Swap):
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
         """See `Swap.swap`."""
-        turn = self.known_attentions.get(_attention_name(layer.self_attn), HALVES)
-        half = AttentionHalf(layer.self_attn, self.ops, attention, turn)
+        attn = attention_of(layer)
+        half = AttentionHalf(
+            attn, self.ops, attention, self.known_attentions.get(name_of(_attention_kind(attn)), HALVES)
+        )
         if self.knows(layer):
             layer.__class__ = _fused_class(type(layer), FusedLayer)
             layer.__dict__.update(_ops=self.ops, _half=half, _division=self._division)
             layer.join()
         else:
-            layer.self_attn.__class__ = _fused_class(type(layer.self_attn), FusedAttention)
-            layer.self_attn.__dict__["_half"] = half
+            attn.__class__ = _fused_class(type(attn), FusedAttention)
+            attn.__dict__["_half"] = half
             half.join()
         # Joining weights frees memory blocks that are too small for the next layer's joined weight. Unless the blocks
         # are released, torch's allocator would end up holding a second copy of all layers while the drafter loads on
@@ -154,7 +159,12 @@ def fuse(
         if "_ops" not in vars(module):
             _fuse_norm(module, swap.ops)
             if isinstance(swap, OpsSwap):
+                _fuse_gelu(module, next(model.parameters()))
                 _fuse_rotary(module, swap.ops)
+    if isinstance(swap, OpsSwap) and division is None:
+        halves = [_fuse_halves(layer, kind, swap) for layer, kind in zip(layers, attention, strict=True)]
+        if any(halves):
+            logger.info("sums and norms of %d decoder layers of other kinds are fused", sum(halves))
     if isinstance(swap, OpsSwap) and not deterministic and division is None:
         made = [layer.products() for layer in layers if isinstance(layer, FusedLayer)]
         names = made[0] if made else {}
@@ -176,9 +186,9 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
     """Swaps one layer. Returns the reason if the layer, or a part of the layer, stays unchanged; else None."""
-    kind, attn = type(layer), getattr(layer, "self_attn", None)
+    kind, attn = type(layer), attention_of(layer)
     is_whole, attention_kind = swap.knows(layer), type(attn)
-    if not is_whole and _attention_name(attn) not in swap.known_attentions:
+    if not is_whole and name_of(_attention_kind(attn)) not in swap.known_attentions:
         return f"{kind.__qualname__} is not supported"
     if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
         return f"heads with {attention.key_dim} and {attention.value_dim} elements are not supported"
@@ -200,9 +210,32 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     return problem or (None if is_whole else f"only attention is fused, because {kind.__qualname__} is not supported")
 
 
-def _attention_name(attn: nn.Module | None) -> str:
-    """Returns the name of transformers' class, of which the module's own class may be a subclass."""
-    return next((name for name in map(name_of, type(attn).__mro__) if name in KNOWN_ATTENTIONS), "")
+def _fuse_halves(layer: nn.Module, attention: LayerAttention, swap: Swap) -> bool:
+    """Fuses the sums and norms of a layer that is not swapped as a whole, if a trial gives the same numbers."""
+    kind, halves = type(layer), KNOWN_HALVES.get(name_of(type(layer)))
+    if halves is None or not fits(layer, halves, FusedNorm):
+        return False
+    with without_experts(layer, halves):
+        try:
+            theirs, expected = _run(layer, attention)
+        except TypeError:  # a package's kernels for mixers may not take the keyword of the rows
+            return False
+        of_tuple = len(theirs) if isinstance(theirs, tuple) else None
+        join_halves(layer, halves, swap.ops, _fused_class(kind, HalvesLayer), of_tuple, swap.gates)
+        ours, found = _run(layer, attention)
+    if not all(_alike(*pair) for pair in zip((_rows_of(ours), *found), (_rows_of(theirs), *expected), strict=True)):
+        take_back_halves(layer, kind)
+    return type(layer) is not kind
+
+
+def attention_of(layer: nn.Module) -> Any:
+    """Returns a layer's attention module, or the mixer in its place; None if the layer has neither."""
+    return getattr(layer, "self_attn", None) or getattr(layer, "mixer", None)
+
+
+def _attention_kind(attn: nn.Module | None) -> type:
+    """Returns transformers' class, of which the module's own class may be a subclass; NoneType if it is not known."""
+    return next((kind for kind in type(attn).__mro__ if name_of(kind) in KNOWN_ATTENTIONS), type(None))
 
 
 def is_packed(linear: nn.Linear) -> bool:
@@ -313,7 +346,7 @@ class FusedNorm(Joined):
         """Normalises the last dimension: [..., size] -> [..., size]."""
         if self._ops is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return super().forward(hidden_states)
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()  # a part of wider rows is not
         return self._ops.add_rms_norm(rows, None, *(self._wide or norm_of(self)))[0].view(hidden_states.shape)
 
     def join(self) -> None:
@@ -340,6 +373,22 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
     if not _alike(module(rows), expected):
         module.__class__ = kind
         del module.__dict__["_ops"], module.__dict__["_wide"]
+
+
+class OneGelu(nn.Module):
+    """GELU by its tanh formula in one operation, in place of a chain of them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Computes [...] -> [...]."""
+        return functional.gelu(input, approximate="tanh")
+
+
+def _fuse_gelu(module: nn.Module, like: Tensor) -> None:
+    kind = type(module)
+    if kind.__name__ in ("NewGELUActivation", "FastGELUActivation"):
+        rows = _rows(64, like)
+        if _alike(functional.gelu(rows, approximate="tanh"), module(rows)):
+            module.__class__ = _fused_class(kind, OneGelu)
 
 
 _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -397,27 +446,41 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
 
 def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
     """Runs a layer, or its attention, on the first rows of one sequence; returns output and stored keys and values."""
-    attn: Any = layer.self_attn
-    weight = (attn.qkv_proj if hasattr(attn, "qkv_proj") else attn.q_proj).weight
-    hidden = _rows(weight.shape[1], weight)
-    positions = torch.arange(_NUM_ROWS, device=weight.device)
-    shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
-    cache = tuple(torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
-    angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)
-    halves = 1 if KNOWN_ATTENTIONS.get(_attention_name(attn), HALVES).one_half else 2
-    turned = tuple(part.repeat(1, halves).to(weight.dtype)[None] for part in (angles.cos(), angles.sin()))
+    out, stored = _run(layer, attention, is_whole)
+    return _rows_of(out), *stored
+
+
+def _run(layer: Any, attention: LayerAttention, is_whole: bool = True) -> tuple[Any, list[Tensor]]:
+    """As `_trial`, with the output in the form that the layer gives it. A layer may have no attention."""
+    attn, caches, turned = attention_of(layer) if attention.num_heads else None, {}, None
+    norm = next(getattr(layer, name) for name in _INPUT_NORMS if hasattr(layer, name))
+    weight = norm.weight
+    if attn is not None:
+        weight = (attn.qkv_proj if hasattr(attn, "qkv_proj") else attn.q_proj).weight
+        shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
+        caches[attn.layer_idx] = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
+    hidden, positions = _rows(len(norm.weight), weight), torch.arange(_NUM_ROWS, device=weight.device)
+    if attn is not None:
+        angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)
+        halves = 1 if KNOWN_ATTENTIONS.get(name_of(_attention_kind(attn)), HALVES).one_half else 2
+        turned = tuple(part.repeat(1, halves).to(hidden.dtype)[None] for part in (angles.cos(), angles.sin()))
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
-    caches = {attn.layer_idx: cache}
-    packed = first_result("pack_segments", [segment], weight.dtype)
+    packed = first_result("pack_segments", [segment], hidden.dtype)
     rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
     given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
     if is_whole:
         out = layer(hidden[None], **given)
     else:  # the MLP is left out, because rounding might change a router's choice of experts
-        norm = layer.input_layernorm if hasattr(layer, "input_layernorm") else layer.operator_norm
-        out, _ = attn(norm(hidden)[None], attention_mask=None, **given)
-    return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
+        if "position_embeddings" not in inspect.signature(_attention_kind(attn).forward).parameters:
+            del given["position_embeddings"]  # nothing is rotated
+        out = attn(norm(hidden)[None], attention_mask=None, **given)
+    return out, [part[1, :_NUM_ROWS].flatten(1) for cache in caches.values() for part in cache]
+
+
+def _rows_of(out: Any) -> Tensor:
+    """Returns the hidden states [num_tokens, hidden_size] among the outputs of a layer or of attention."""
+    return (out[0] if isinstance(out, tuple) else out)[0]
 
 
 def _num_pairs(attn: Any) -> int:

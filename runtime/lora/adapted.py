@@ -111,20 +111,23 @@ class ModelAdapters(AdapterPlaces):
         return StackedAdapters.empty(self.max_loras, self.max_rank, inputs, parts, weight.dtype, weight.device)
 
 
-def _attention_of(layer: nn.Module) -> nn.Module | None:
-    return getattr(layer, "self_attn", None)
+def _attention_of(layer: nn.Module) -> tuple[str, nn.Module | None]:
+    """Returns the name and module of a layer's attention, or of the mixer in its place."""
+    name = "self_attn" if getattr(layer, "self_attn", None) is not None else "mixer"
+    return name, getattr(layer, name, None)
 
 
 def _joined(layer: nn.Module) -> tuple[tuple[str, ...], ...]:
     """Returns the paths of the linear layers that a layer, or its attention, computes as one matrix product."""
-    paths = getattr(_attention_of(layer), "joined_paths", ())
-    within = tuple(tuple(f"self_attn.{path}" for path in group) for group in paths)
+    name, attention = _attention_of(layer)
+    paths = getattr(attention, "joined_paths", ())
+    within = tuple(tuple(f"{name}.{path}" for path in group) for group in paths)
     return within or JOINED[: getattr(layer, "num_joined", 0)]
 
 
 def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
     """Makes a swapped layer, or a layer with swapped attention, add the adapters to its matrix products."""
-    for module in (layer, _attention_of(layer)):
+    for module in (layer, _attention_of(layer)[1]):
         if (add_by := getattr(module, "add_by", None)) is not None:
             add_by(partial(_add, stacks))
     for adapt_layer in hooks("adapt_layer"):

@@ -24,16 +24,25 @@ class KeptRows:
         self._latest: dict[Hashable, list[Tensor]] = {}
         self._rooms: dict[Hashable, list[Tensor]] = {}
 
+    def taken(self, mixer: Hashable, like: list[Tensor], num_nodes: int) -> list[Tensor]:
+        """Returns memory for a mixer's inputs, tensors [num_reqs, num_nodes, ...], contiguous.
+
+        Args:
+            like: tensors [num_reqs * num_nodes, ...] of these shapes and dtypes.
+        """
+        num_rows = len(like[0])
+        if num_rows > self.capacity:
+            self._latest[mixer] = [part.new_empty(part.shape).unflatten(0, (-1, num_nodes)) for part in like]
+            return self._latest[mixer]
+        if mixer not in self._rooms:
+            self._rooms[mixer] = [part.new_zeros(self.capacity, *part.shape[1:]) for part in like]
+        return [room[:num_rows].unflatten(0, (-1, num_nodes)) for room in self._rooms[mixer]]
+
     def put(self, mixer: Hashable, parts: list[Tensor]) -> None:
         """Stores a mixer's inputs, tensors of [num_reqs, num_nodes, ...]."""
-        num_rows = parts[0].shape[0] * parts[0].shape[1]
-        if num_rows > self.capacity:
-            self._latest[mixer] = parts
-            return
-        if mixer not in self._rooms:
-            self._rooms[mixer] = [part.new_zeros(self.capacity, *part.shape[2:]) for part in parts]
-        for room, part in zip(self._rooms[mixer], parts, strict=True):
-            room[:num_rows].copy_(part.flatten(0, 1))
+        rooms = self.taken(mixer, [part.flatten(0, 1) for part in parts], parts[0].shape[1])
+        for room, part in zip(rooms, parts, strict=True):
+            room.copy_(part)
 
     def latest_states(self, mixer: Hashable, num_reqs: int, num_nodes: int) -> list[Tensor]:
         """Returns the tensors [num_reqs, num_nodes, ...] that the latest pass over these decodes stored."""
@@ -124,7 +133,7 @@ class AcceptedStates(NamedTuple):
         first = torch.arange(num_reqs, device=self.slots.device)[:, None] * self.num_nodes
         num_tokens, targets = zip(*self.saves, (self.num_tokens, self.slots), strict=True)
         rows = (first + self.nodes).repeat(times, 1)
-        return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets))
+        return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets), times)
 
     def rows_of(self, padded: Tensor) -> Tensor:
         """Gathers rows along the accepted paths: [num_reqs, num_nodes, n] -> [num_reqs, longest, n]."""

@@ -1,13 +1,16 @@
 """Mixers whose recurrences run over whole trees: all nodes at once, starting from one unchanged state.
 
-The mixer's forward is transformers' own. Its convolution and recurrence functions are replaced by functions of
-`wingbeat.kernels.state`, in which a node follows its ancestors in the tree instead of the tokens before it.
+The mixer's inner part is computed in steps (`mixer_steps`), or else by transformers' own forward, in which convolution
+and recurrence are replaced by functions of `wingbeat.kernels.state`. A node follows its ancestors in the tree instead
+of the tokens before it.
 """
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -19,14 +22,16 @@ from wingbeat.kernels.state.reference import (
     delta_rule,
     selective_scan,
 )
-from wingbeat.kernels.state.rows import Added, Path, TreeRows
+from wingbeat.kernels.state.rows import Added, Path, Steps, TreeRows
 from wingbeat.runtime.state.mixer import Mixer, copied
+from wingbeat.runtime.state.mixer_steps import CONVOLUTION, EPSILON, RECURRENCE, steps_of
 from wingbeat.runtime.state.pool import LayerState, StatePool
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, RoundStates
 
+logger = logging.getLogger(__name__)
 _CONVOLUTION = "causal_conv1d_fn"
-_EPSILON = 1e-6
-"""Value added to the sum of squares when queries and keys are L2-normalised."""
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+"""Largest distance of the steps' results from transformers', relative to transformers', by dtype."""
 
 
 class TreeView:
@@ -69,9 +74,9 @@ class TreeView:
     ) -> Tensor:
         """Replaces transformers' `causal_conv1d_fn` in the mixer's forward."""
         part = False, self._convolved
-        self.left[part] = (inputs.transpose(1, 2),)
-        out = convolve(inputs, self.states[part], self.rows, weight, bias)
-        return (out if activation is None else ACT2FN[activation](out)).to(inputs.dtype)
+        out, kept = convolve(inputs, self.states[part], self.rows, weight, bias)
+        self.left[part] = (kept,)
+        return out if activation is None else ACT2FN[activation](out)
 
     def delta_rule(
         self,
@@ -84,7 +89,7 @@ class TreeView:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """Replaces transformers' `torch_chunk_gated_delta_rule` in the mixer's forward."""
-        epsilon = _EPSILON if use_qk_l2norm_in_kernel else None
+        epsilon = EPSILON if use_qk_l2norm_in_kernel else None
         out, added = delta_rule(query, key, value, g, beta, self.states[True, 0], self.rows, epsilon)
         self.left[True, 0] = added
         return out, None
@@ -104,12 +109,14 @@ class TreeView:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """Replaces transformers' `mamba2_chunk_scan` in the mixer's forward."""
-        steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
-        steps = (F.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
-        out, added = selective_scan(hidden_states, steps, A, B, C, self.states[True, 0], self.rows)
+        steps = Steps(dt_bias, dt_limit) if dt_softplus and dt_bias is not None else None
+        if steps is None:
+            dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+            dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
+        rate = (-A).log()
+        out, added = selective_scan(hidden_states, dt, rate, B, C, self.states[True, 0], self.rows, steps, D)
         self.left[True, 0] = added
-        # The output is made contiguous because the callers use view().
-        return (out if D is None else out + D[:, None] * hidden_states.float()).contiguous(), None
+        return out.contiguous(), None  # the callers use view()
 
 
 class _Recurrence(NamedTuple):
@@ -140,6 +147,10 @@ class TreeMixer(Mixer):
             one.name: of_view(one.over_trees) for one in (_Recurrence(_CONVOLUTION, TreeView.convolve), *_RECURRENCES)
         }
         self._over = copied(module, forward, found)
+        self._steps = steps_of(module, entries)
+        if self._steps is not None and not self._is_alike():
+            logger.info("the mixer of layer %d keeps transformers' code: a trial gives other numbers", state.layer)
+            self._steps = None
 
     @staticmethod
     def fits(module: nn.Module, state: LayerState) -> bool:
@@ -150,15 +161,62 @@ class TreeMixer(Mixer):
 
     def _over_trees(self, padded: list[Tensor], decodes: DecodeStates, states: RoundStates) -> list[Tensor]:
         """See `Mixer`."""
-        self._trees = view = TreeView(states.pool.parts(self.state.layer), decodes.trees)
+        parts, inputs = states.pool.parts(self.state.layer), padded[0]
+        if self._steps is not None:
+            self._parts = {CONVOLUTION: 1, RECURRENCE: 3}
+            kept = states.kept.taken(self, self._like(inputs), inputs.shape[1])
+            return [self._steps(padded, parts, decodes.trees, kept)]
+        mixed, left = self._by_transformers(padded, TreeView(parts, decodes.trees))
+        states.kept.put(self, [part for own in left.values() for part in own])
+        self._parts = {key: len(own) for key, own in left.items()}
+        return mixed
+
+    def _by_transformers(
+        self, padded: list[Tensor], view: TreeView
+    ) -> tuple[list[Tensor], dict[tuple[bool, int], tuple[Tensor, ...]]]:
+        """Runs transformers' forward over trees; returns its outputs and the nodes' contributions to the states."""
+        self._trees = view
         inputs, *self._given = padded
         try:
             mixed = self._over(inputs, **{self._cache_name: view})
         finally:
             self._given = self._trees = None
-        states.kept.put(self, [part for left in view.left.values() for part in left])
-        self._parts = {key: len(left) for key, left in view.left.items()}
-        return list(mixed) if isinstance(mixed, tuple) else [mixed]
+        return list(mixed) if isinstance(mixed, tuple) else [mixed], view.left
+
+    def _like(self, inputs: Tensor) -> list[Tensor]:
+        """Returns one row of each tensor that the steps keep, for inputs [num_reqs, num_nodes, n]."""
+        convolved, *added = self._steps.kept()
+        num_rows = inputs.shape[0] * inputs.shape[1]
+        rows = [(convolved, inputs.dtype), *((shape, torch.float32) for shape in added)]
+        return [inputs.new_empty(1, dtype=dtype).expand(num_rows, *shape) for shape, dtype in rows]
+
+    @torch.inference_mode()
+    def _is_alike(self) -> bool:
+        """Whether the steps give transformers' numbers over a small tree."""
+        like, draw = self.module.conv1d.weight, torch.Generator().manual_seed(0)
+        if like.is_meta or like.dtype not in _TOLERANCE:
+            return False
+
+        def numbers(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
+            return torch.randn(shape, generator=draw).to(like.device, dtype)
+
+        parents = torch.tensor([[-1, 0, 0, 1], [-1, 0, 1, 2]], device=like.device)
+        window = max(part.shape[-1] for part in self.state.parts if not part.recurrent)
+        rows = TreeRows.of(parents[:, 1] + 1, parents, 3, window)
+        states = {(part.recurrent, part.index): numbers(2, *part.shape, dtype=part.dtype) for part in self.state.parts}
+        first = getattr(self.module, "in_proj", None) or self.module.get_submodule(self._steps.entries[0])
+        inputs = numbers(*parents.shape, first.in_features)
+        padded = [inputs, *(entry(inputs) for entry in self._entries)]
+        mixed, left = self._by_transformers(padded, TreeView(states, rows))
+        like_kept = [part.flatten(0, 1) for own in left.values() for part in own]
+        kept = [part.new_empty(part.shape) for own in left.values() for part in own]
+        ours = [self._steps(padded, states, rows, kept), *kept]
+        theirs = [mixed[0], *(part.unflatten(0, parents.shape) for part in like_kept)]
+        within = _TOLERANCE[like.dtype]
+        return all(
+            own.shape == other.shape and bool((own - other).float().norm() <= within * other.float().norm())
+            for own, other in zip(ours, theirs, strict=True)
+        )
 
     def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
         """See `Mixer`; adds the contributions of a path's nodes to the states."""

@@ -55,6 +55,16 @@ _DELTA = {
     "linear_num_value_heads": 4,
 }
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
+_MULTIPLIERS = {
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.1,
+    "key_multiplier": 0.7,
+    "mlp_multipliers": [0.9, 1.2],
+    "ssm_in_multiplier": 1.3,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+    "ssm_out_multiplier": 0.9,
+}
+"""Factors of Falcon-H1, all of which differ from 1 and from each other where they meet."""
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 SHAPES = {"qwen3_5": _SHAPE | _DELTA}
@@ -66,9 +76,14 @@ CONFIGS = {
     "qwen3_5": lambda: Qwen3_5TextConfig(**_SHAPE, **_DELTA),
     "bamba": lambda: BambaConfig(**_SHAPE, **_MAMBA2, attn_layer_indices=[1, 3]),
     "granite": lambda: GraniteMoeHybridConfig(
-        **_SHAPE, **_MAMBA2, layer_types=_KINDS, num_local_experts=4, shared_intermediate_size=32
+        **_SHAPE,
+        **_MAMBA2,
+        layer_types=_KINDS,
+        num_local_experts=4,
+        shared_intermediate_size=32,
+        residual_multiplier=0.8,
     ),
-    "falcon_h1": lambda: FalconH1Config(**_SHAPE, **_MAMBA2, mamba_d_ssm=128, head_dim=16),
+    "falcon_h1": lambda: FalconH1Config(**_SHAPE, **_MAMBA2, **_MULTIPLIERS, mamba_d_ssm=128, head_dim=16),
     "nemotron_h": lambda: NemotronHConfig(
         **{name: value for name, value in _SHAPE.items() if name != "num_hidden_layers"},
         layers_block_type=["mamba", "moe", "attention", "mamba"],
@@ -103,9 +118,12 @@ def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
 def of_layers(name: str, layers: Iterable[int]) -> PreTrainedConfig:
     """Config of CONFIGS with one layer for each index in `layers`, of the same kind as that layer."""
     config, layers = CONFIGS[name](), list(layers)
+    kinds = [config.layer_types[layer] for layer in layers]
     config.num_hidden_layers = len(layers)
-    if "layer_types" in vars(config):  # otherwise all layers are of one kind
-        config.layer_types = [config.layer_types[layer] for layer in layers]
+    if name == "bamba":
+        config.attn_layer_indices = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    elif {"layer_types", "layers_block_type"} & vars(config).keys():  # otherwise all layers are of one kind
+        config.layer_types = kinds
     return config
 
 

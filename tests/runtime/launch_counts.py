@@ -12,7 +12,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import Gemma3TextConfig, Glm4Config, GptOssConfig, Phi3Config, Qwen3MoeConfig
+from transformers import (
+    Gemma3TextConfig,
+    Glm4Config,
+    GptOssConfig,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from tests.optional import kept
 from tests.runtime.draft_world import taps_size
@@ -32,6 +40,7 @@ from tests.runtime.gpu_world import (
     serve,
     verifier,
 )
+from tests.runtime.hybrids import of_layers
 from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds
 from wingbeat.runtime.drafters.prompt_stage import SIZES as PROMPT_SIZES
@@ -55,6 +64,16 @@ WHOLE_DRAFTS = {
 }
 """Kinds whose drafts are counted whole, and layers of each."""
 FULL = ["full_attention"] * 2
+HYBRIDS = {
+    "falcon_h1": (0,),
+    "lfm2": (0, 1),
+    "qwen3_5": (0, 1),
+    "qwen3_next": (0, 1),
+    "bamba": (0, 1),
+    "nemotron_h": (0, 2),
+    "jamba": (0, 1),
+}
+"""Indices of a recurrent layer and of an attention layer by hybrid; Falcon-H1's layers are both."""
 SERVED = EngineConfig(
     max_num_seqs=256, speculation=SpeculationConfig(draft_steps=7, verify_tree_size=60, adaptive=True)
 )
@@ -68,6 +87,14 @@ LIMITS: dict[str, int] = {
     "layer of Phi-3, with fused attention": 14,
     "layer of gpt-oss, with fused attention": 36,
     "layer of Qwen3-MoE, with fused attention": 29,
+    "layer of Phi, with fused attention": 10,
+    "recurrent layer of falcon_h1": 16,
+    "recurrent layer of falcon_h1 where tokens are chosen": 2,
+    "recurrent layer of qwen3_5": 15,
+    "recurrent layer of qwen3_5 where tokens are chosen": 2,
+    "recurrent layer of bamba": 12,
+    "recurrent layer of bamba where tokens are chosen": 2,
+    "attention layer of nemotron_h": 6,
     "decoding beside its layers, greedy": 9,
     "decoding beside its layers, sampled": 16,
     "decoding beside its layers, altered": 53,
@@ -132,6 +159,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     for name, shape in SHAPES.items():
         found |= _verifier_counts(gpu, name, shape)
     found |= _other_layers(gpu)
+    found |= _hybrid_layers(gpu)
     for name, shape in SHAPES.items():
         found |= _drafter_counts(gpu, name, shape)
     found |= _whole_drafts(gpu)
@@ -192,6 +220,36 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
         one, two = (captured(gpu, CHAIN, placed_verifier(config(count))) for count in (1, 2))
         found[f"layer of {name}, with fused attention"] = max(two[key] - one[key] for key in one)
     return found
+
+
+def _hybrid_layers(gpu: FakeGpu) -> dict[str, int]:
+    """Launches of layers of Phi and of hybrids, in the forward pass over a tree and where tokens are chosen."""
+    phi = [captured(gpu, CHAIN, placed_verifier(PhiConfig(**SHAPE, **IDS, num_hidden_layers=n))) for n in (1, 2)]
+    found = {"layer of Phi, with fused attention": max(phi[1][key] - phi[0][key] for key in phi[0])}
+    for name, kinds in kept(HYBRIDS).items():
+        # A recurrent layer and an attention layer, then another of each.
+        configs = [of_layers(name, [0, kinds[-1], *kinds[:more]]) for more in range(1 + len(kinds))]
+        for config in configs:
+            if hasattr(config, "num_experts"):  # the experts' launches are counted in layers of mixtures
+                config.num_experts, config.mlp_only_layers = 1, [*range(len(kinds) + 2)]
+        totals = [_tree_launches(gpu, config) for config in configs]
+        for (forward, choice), (wider, chosen), kind in zip(
+            totals, totals[1:], ("recurrent", "attention"), strict=False
+        ):
+            found[f"{kind} layer of {name}"] = wider - forward
+            if kind == "recurrent":
+                found[f"recurrent layer of {name} where tokens are chosen"] = chosen - choice
+    return found
+
+
+def _tree_launches(gpu: FakeGpu, config: PreTrainedConfig) -> tuple[int, int]:
+    """A captured round of one greedy sequence's tree: launches of the forward pass, and of the choice behind it."""
+    device = FakeGraphDevice(gpu)
+    engine = Engine(placed_verifier(config), engine_config(TREE, 1), DrafterNeeds(), device)
+    engine.runner.prepare_trees()
+    stages = [stage for stage, _ in engine.runner.graphs.stats.captured]
+    forward, greedy, *_ = device.graphs[stages.index(Stage.BASE_VERIFICATION) :][: 1 + len(Choosing)]
+    return forward.total(), greedy.total()
 
 
 def captured(

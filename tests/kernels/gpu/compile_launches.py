@@ -146,7 +146,11 @@ def launch_layers(
         projection = Projection(projected, None, (weight, weight), 1e-5, ints(num_all).int(), norms)
         for stored in caches:
             triton_embedded.embed_to_heads(pairs, projection, Stored(turned, turned, stored, stored, ids), bool(norms))
-    triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
+    gate_up = hidden.new_zeros(num_tokens, 2 * intermediate_size)
+    triton_layer.silu_mul(gate_up)
+    values, gate = (part[None] for part in gate_up.chunk(2, dim=-1))
+    for weight, first in ((None, True), (gate[0, 0], True), (gate[0, 0], False)):
+        triton_layer.gated_norm(values.float(), gate, weight, 1e-5, intermediate_size, first, 1.0)
 
 
 def launch_all(*, has_fp8: bool) -> None:

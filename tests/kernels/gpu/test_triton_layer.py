@@ -244,6 +244,22 @@ def test_gated_activation_is_the_references_and_transformers(size, dtype, poison
     assert Qwen3Config().hidden_act == "silu"
 
 
+@pytest.mark.parametrize(
+    ("num_groups", "weighted", "gate_first"),
+    [(3, True, True), (1, True, False), (1, False, True)],
+    ids=["behind-the-gate", "before-the-gate", "gate-alone"],
+)
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.float32, torch.bfloat16), (torch.bfloat16,) * 2])
+def test_a_gated_norm_is_the_references(num_groups, weighted, gate_first, dtypes, poisoned_memory):
+    size = 37 if weighted else 1030
+    values = draw(2, 5, 4, num_groups * size, dtype=dtypes[0])
+    gate = draw(2, 5, 4, num_groups * size + 6, dtype=dtypes[1], seed=1)[..., 6:]
+    weight = draw(num_groups * size, dtype=dtypes[1], seed=2) if weighted else None
+    shape = 1e-5, size, gate_first, 0.7
+    expected = reference.gated_norm(values.cpu(), gate.cpu(), None if weight is None else weight.cpu(), *shape)
+    close(kernels.gated_norm(values, gate, weight, *shape).cpu(), expected)
+
+
 def test_no_rows_are_no_launch():
     weight, slots = draw(8), torch.zeros(0, dtype=torch.int64, device=DEVICE)
     assert kernels.add_rms_norm(draw(0, 8), None, weight, 1e-5)[0].shape == (0, 8)

@@ -76,7 +76,7 @@ def test_a_convolution_looks_back_along_the_path(case):
         state = torch.cat([state[:, 1:], inputs[req, node, :, None]], dim=1)
         return state, (state * weight).sum(1) + bias
 
-    out = convolve(inputs.transpose(1, 2), states, rows, weight, bias).transpose(1, 2)
+    out = convolve(inputs.transpose(1, 2), states, rows, weight, bias)[0].transpose(1, 2)
     check(
         parents,
         slots,
@@ -119,5 +119,5 @@ def test_a_selective_scan_follows_ancestors(case):
         state = state + (dt[:, None] * inputs[req, node])[..., None] * b[:, None]
         return state, (state * c[:, None]).sum(-1)
 
-    out, added = selective_scan(inputs, steps, rate, into, out_of, states, rows)
+    out, added = selective_scan(inputs, steps, (-rate).log(), into, out_of, states, rows)
     check(parents, slots, rows, states, out, step, lambda after, path: advance_recurrence(added, after, path))

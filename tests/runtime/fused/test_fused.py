@@ -22,7 +22,8 @@ from tests.runtime.caching_allocator import CachingAllocator
 from tests.runtime.hybrids import needs_states, random_hybrid
 from tests.runtime.models import CONFIGS, SHAPE, noisy, random_model
 from wingbeat.runtime.fused.attention import FusedAttention
-from wingbeat.runtime.fused.layers import FusedLayer, FusedNorm, LayerOps, fuse
+from wingbeat.runtime.fused.halves import HalvesLayer
+from wingbeat.runtime.fused.layers import FusedLayer, FusedNorm, LayerOps, attention_of, fuse
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 OPS = LayerOps()
@@ -75,13 +76,19 @@ def test_attention_of_families_that_no_other_test_has_is_fused(monkeypatch, conf
 
 @needs_states
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "qwen3_next", "falcon_h1", "bamba", "granite"])
+@pytest.mark.parametrize(
+    "name", ["lfm2", "qwen3_5", "qwen3_next", "falcon_h1", "bamba", "granite", "jamba", "nemotron_h"]
+)
 def test_attention_beside_mixers_is_fused(monkeypatch, name):
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": OPS})
     loaded = prepare_model(random_hybrid(name), name)
-    halves = [layer.self_attn for layer in loaded.decoder_layers if getattr(layer, "self_attn", None) is not None]
+    halves = [
+        attention_of(layer) for layer, kind in zip(loaded.decoder_layers, loaded.layers, strict=True) if kind.num_heads
+    ]
     assert halves
     assert all(isinstance(half, FusedAttention) for half in halves)
+    summed = [isinstance(layer, HalvesLayer) for layer in loaded.decoder_layers]
+    assert not any(summed) if name == "nemotron_h" else all(summed)
 
 
 def test_layers_with_biases_are_fused(monkeypatch):

@@ -7,9 +7,9 @@ from wingbeat.runtime.fused.attention import FusedAttention, LayerOps
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "falcon_h1"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "falcon_h1", "nemotron_h"])
 def test_fused_attention_has_the_adapters_of_its_projections(name, monkeypatch):
-    """LFM2 has an output projection of another name, Qwen3.5 gates behind its queries, Falcon-H1 scaled keys."""
+    """LFM2's output projection has another name, Qwen3.5 has gates, Falcon-H1 scaled keys, Nemotron-H no rotation."""
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
     here = World(name)
     assert any(isinstance(module, FusedAttention) for module in here.loaded.model.modules())
