@@ -110,6 +110,8 @@ def _numbers(name: str) -> tuple[bool, list[int]]:
 
 
 def _row(one: Resources) -> str:
+    if one.kernel in {"few_rows_product", "embed_to_heads"}:
+        return "products of few rows"
     if one.kernel != "tree_attention":
         return "any other kernel"
     dtype, dim, height = one.variant.split(", ")[:3]
