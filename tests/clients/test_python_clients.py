@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from tests.clients.conftest import MODEL
 from tests.needs import needs
@@ -28,8 +28,9 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "Weat
 
 
 class City(BaseModel):
-    """Schema that clients with pydantic request."""
+    """Schema that clients with pydantic request; without further properties, which the model may write without end."""
 
+    model_config = ConfigDict(extra="forbid")
     capital: bool
     rivers: Literal[0, 1, 2]
 

@@ -77,8 +77,6 @@ def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:
 
 
 def _part(part: Any, path: str) -> TextPart | OtherPart:
-    if isinstance(part, str):
-        return TextPart(type="text", text=part)
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid(path, "must be an object with a 'type'")
     readers = part_readers("chat")

@@ -44,9 +44,8 @@ def test_a_list_of_types_promises_no_type_that_the_model_lacks():
         {"type": "output_text", "text": "b", "annotations": []},
         {"type": "refusal", "refusal": "b"},
         {"type": "thinking", "thinking": "b", "closed": True},
-        "b",
     ],
-    ids=["input_text", "output_text", "refusal", "thinking", "string"],
+    ids=lambda part: part["type"],
 )
 def test_a_part_of_text_is_read_under_every_name_that_vllm_accepts(part):
     content = [{"type": "text", "text": "a"}, part]
