@@ -62,9 +62,9 @@ _MULTIPLIERS = {
     "mlp_multipliers": [0.9, 1.2],
     "ssm_in_multiplier": 1.3,
     "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
-    "ssm_out_multiplier": 0.9,
+    "ssm_out_multiplier": 1.2,
 }
-"""Factors of Falcon-H1, all of which differ from 1 and from each other where they meet."""
+"""Factors of Falcon-H1; none is 1."""
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 SHAPES = {"qwen3_5": _SHAPE | _DELTA}
