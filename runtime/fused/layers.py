@@ -10,7 +10,7 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -51,6 +51,18 @@ KNOWN_LAYERS = frozenset(
 """Class names of the decoder layers that have pre-norm, rotate-half RoPE and a SiLU-gated MLP, and nothing between a
 norm and the matrix product that follows the norm.
 """
+
+_HALVES_ALONE = {
+    "glm4_moe": "Glm4Moe",
+    "gpt_oss": "GptOss",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2Moe",
+    "qwen3_moe": "Qwen3Moe",
+}
+KNOWN_HALVES = frozenset(
+    f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer" for family, name in _HALVES_ALONE.items()
+)
+"""Class names of decoder layers that have a norm, attention, a sum, a norm, any `mlp`, and a sum."""
 
 _ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of the class names of norms that multiply by one more than their weight."""
@@ -104,6 +116,9 @@ class OpsSwap(Swap):
             layer.self_attn.__class__ = _fused_class(type(layer.self_attn), FusedAttention)
             layer.self_attn.__dict__["_half"] = half
             half.join()
+            if name_of(type(layer)) in KNOWN_HALVES:
+                layer.__class__ = _fused_class(type(layer), FusedSum)
+                layer.__dict__["_ops"] = self.ops
         # Joining weights frees memory blocks that are too small for the next layer's joined weight. Unless the blocks
         # are released, torch's allocator would end up holding a second copy of all layers while the drafter loads on
         # the same GPU.
@@ -185,12 +200,13 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     gate = type(layer.mlp.act_fn).__name__ if is_whole else None
     if is_whole and gate not in swap.gates:
         return f"{gate} in an MLP is not supported"
-    expected = _trial(layer, attention, is_whole)
+    trial = partial(_trial, layer, attention, is_whole, name_of(kind) in KNOWN_HALVES)
+    expected = trial()
     try:
         swap.swap(layer, attention)
     except ValueError as error:
         return str(error)
-    found = _trial(layer, attention, is_whole)
+    found = trial()
     alike = all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     problem = None if alike else "a trial gives other numbers"
     if division is not None:
@@ -298,6 +314,25 @@ class FusedLayer(SwappedLayer, Joined):
         self._half.take_written()
 
 
+class FusedSum(nn.Module):
+    """First base class of a layer with fused attention: adds attention and normalises the sum in one step."""
+
+    _ops: LayerOps
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Runs the layer; calls without the runtime's `Rows` run transformers' code."""
+        if ROWS_KEYWORD not in kwargs or torch.compiler.is_compiling():
+            return super().forward(hidden_states, position_embeddings=position_embeddings, **kwargs)
+        normed = self.input_layernorm(hidden_states)
+        mixed, _ = self.self_attn(normed, position_embeddings=position_embeddings, **kwargs)
+        norm = norm_of(self.post_attention_layernorm)
+        normed, total = self._ops.add_rms_norm(mixed[0], hidden_states[0], *norm)
+        out = self.mlp(normed[None])
+        return total + (out[0] if isinstance(out, tuple) else out)
+
+
 class FusedNorm(Joined):
     """A norm outside fused layers that is computed with the functions of `LayerOps`.
 
@@ -395,8 +430,12 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
     return type(kind.__name__, (fused, kind), {})
 
 
-def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
-    """Runs a layer, or its attention, on the first rows of one sequence; returns output and stored keys and values."""
+def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool, has_sum: bool) -> tuple[Tensor, ...]:
+    """Runs a layer, or its attention, on the first rows of one sequence; returns output and stored keys and values.
+
+    In a layer of `KNOWN_HALVES` the MLP's output is replaced by its input, because rounding might change a router's
+    choice of experts.
+    """
     attn: Any = layer.self_attn
     weight = (attn.qkv_proj if hasattr(attn, "qkv_proj") else attn.q_proj).weight
     hidden = _rows(weight.shape[1], weight)
@@ -412,9 +451,12 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
     packed = first_result("pack_segments", [segment], weight.dtype)
     rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
     given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
-    if is_whole:
+    if has_sum:
+        with layer.mlp.register_forward_hook(lambda _, args, out: (*args, None) if isinstance(out, tuple) else args[0]):
+            out = layer(hidden[None], **given)
+    elif is_whole:
         out = layer(hidden[None], **given)
-    else:  # the MLP is left out, because rounding might change a router's choice of experts
+    else:
         norm = layer.input_layernorm if hasattr(layer, "input_layernorm") else layer.operator_norm
         out, _ = attn(norm(hidden)[None], attention_mask=None, **given)
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
