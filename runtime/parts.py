@@ -74,7 +74,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   layers by faster ones that compute the same; `attention` are the layers' `kv.pool.LayerAttention`.
 - `swap_layers(parameter, deterministic)`: a `fused.layers.Swap` for layers with this parameter's device and dtype; None
   leaves the layers unchanged. `finish_layers(model, layers)` is called after all layers were processed.
-- `choose_experts(model)`: selects products of experts that need no host synchronisation, before layers are switched.
+- `choose_experts(model)`: replaces routers and experts of mixtures by faster ones, before layers are switched.
 - `model_trial(model, probed, division, deterministic, folder)`: a test of a model that is created before the model's
   layers are switched; its `check(loaded)` raises UnsupportedModelError if the switched model computes other logits.
 - `promised_bytes()`: bytes of this machine that engines have reserved and not used yet. `settling()`: context manager

@@ -335,8 +335,12 @@ FEATURES = {
         needs=("kernel_tools",),
     ),
     "experts": Feature(
-        ("runtime/experts", "kernels/experts", "tests/runtime/experts", "tests/kernels/experts"),
+        (
+            *("runtime/experts", "kernels/experts", "tests/runtime/experts", "tests/kernels/experts"),
+            "tests/gpu_of_numbers/expert_cases.py",
+        ),
         needs=("kernel_tools",),
+        words=("fused attention and experts", "grouped_product", "choose_experts", "route_experts", "sum_experts"),
     ),
     "deferral": Feature(("runtime/deferral", "tests/runtime/deferral")),
     "masks": Feature(("runtime/masks",), words=("bad_words", "bad words")),

@@ -1,19 +1,29 @@
-"""Comparison of the products by experts' weights with their reference, for `wingbeat.kernels.gpu.comparison`."""
+"""Comparison of a mixture's steps with their references, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
-from wingbeat.kernels.experts.product import Routes, grouped_product
+from wingbeat.kernels.experts.product import Gate, Routes, grouped_product, sum_choices
+from wingbeat.kernels.experts.router import Rule, choose
 
 
-def _products(device: torch.device, shape: Shape) -> list[Tensor]:
+def _mixture(device: torch.device, shape: Shape) -> list[Tensor]:
+    """The steps of a mixture with its gates side by side, and interleaved with biases."""
     rows = random_numbers(11, 24, 96, dtype=shape.dtype).to(device)
     weight = random_numbers(12, 5, 80, 96, dtype=shape.dtype).to(device)
-    chosen = (torch.arange(24)[:, None] * torch.tensor([1, 2]) % 5).to(device)
-    routes = Routes.of(chosen, 5)
-    each = grouped_product(rows, weight, weight[:, :, 0], routes)
-    return [each, grouped_product(each, weight.mT.contiguous()[:, :, :80], None, routes)]
+    logits = (torch.arange(24)[:, None] * torch.arange(1, 6) % 7).to(device, shape.dtype)
+    found = []
+    for rule, gate, bias in (
+        (Rule(2), Gate(), None),
+        (Rule(2, sigmoid=True, least=1e-20), Gate(True, 1.7, 1.0, 1.0), weight[:, :, 0]),
+    ):
+        weights, chosen = choose(logits, None if bias is None else bias[:, 0].float(), rule)
+        routes = Routes.of(chosen, 5)
+        made = grouped_product(rows, weight, bias, routes, gate)
+        each = grouped_product(made, weight.mT.contiguous()[:, :, :40], None, routes)
+        found += [chosen, weights, made, each, sum_choices(each, weights)]
+    return found
 
 
-CASES = {"grouped_product": _products}
+CASES = {"grouped_product": _mixture}

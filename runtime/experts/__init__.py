@@ -1,1 +1,1 @@
-"""Mixtures of experts on GPUs for which torch has no grouped product."""
+"""Mixtures of experts on GPUs, in few launches."""

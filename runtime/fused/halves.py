@@ -4,7 +4,7 @@ Such a layer adds mixers of one norm to the residual stream, then MLPs of anothe
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -27,17 +27,23 @@ class Halves(NamedTuple):
 
 _TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
 _BEFORE_MLP = ("input_layernorm", "pre_ff_layernorm")
+_MIXTURE = Halves(_TWO_NORMS, ("self_attn",), ("mlp",))
 _FAMILIES = {
     "bamba": ("BambaDecoderLayer", Halves(_BEFORE_MLP, ("mamba", "self_attn"))),
     "falcon_h1": ("FalconH1DecoderLayer", Halves(_BEFORE_MLP, ("mamba", "self_attn"))),
+    "glm4_moe": ("Glm4MoeDecoderLayer", _MIXTURE),
+    "gpt_oss": ("GptOssDecoderLayer", _MIXTURE),
     "granitemoehybrid": (
         "GraniteMoeHybridDecoderLayer",
         Halves(_TWO_NORMS, ("mamba", "self_attn"), ("block_sparse_moe", "shared_mlp")),
     ),
     "lfm2": ("Lfm2DecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "lfm2_moe": ("Lfm2MoeDecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
+    "mixtral": ("MixtralDecoderLayer", _MIXTURE),
+    "qwen2_moe": ("Qwen2MoeDecoderLayer", _MIXTURE),
     "qwen3_5": ("Qwen3_5DecoderLayer", Halves(_TWO_NORMS, ("linear_attn", "self_attn"), ("mlp",))),
     "qwen3_5_moe": ("Qwen3_5MoeDecoderLayer", Halves(_TWO_NORMS, ("linear_attn", "self_attn"), ("mlp",))),
+    "qwen3_moe": ("Qwen3MoeDecoderLayer", _MIXTURE),
     "qwen3_next": ("Qwen3NextDecoderLayer", Halves(_TWO_NORMS, ("linear_attn", "self_attn"), ("mlp",))),
 }
 KNOWN_HALVES: Mapping[str, Halves] = {
@@ -161,13 +167,12 @@ def without_experts(layer: Any, halves: Halves) -> Iterator[None]:
     """
     mlps = [mlp for name in halves.mlps if (mlp := getattr(layer, name, None)) is not None]
     routed = [mlp for mlp in mlps if not any(all(hasattr(mlp, part) for part in names) for names in _GATED_MLPS)]
-    owned = [mlp.__dict__.get("forward") for mlp in routed]
-    for mlp in routed:
-        mlp.forward = lambda hidden_states: hidden_states
-    try:
+    with ExitStack() as stack:
+        for mlp in routed:
+            stack.enter_context(mlp.register_forward_hook(_input))
         yield
-    finally:
-        for mlp, own in zip(routed, owned, strict=True):
-            del mlp.__dict__["forward"]
-            if own is not None:
-                mlp.forward = own
+
+
+def _input(_: nn.Module, args: tuple[Tensor, ...], out: Any) -> Any:
+    """Returns an MLP's input in the form of its output."""
+    return (*args, *out[1:]) if isinstance(out, tuple) else args[0]

@@ -77,6 +77,13 @@ def test_captured_short_convolutions_and_mamba_2():
     run("hybrid_cases.py", "-k", "not qwen3_5")
 
 
+@needs("experts")
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_captured_mixtures_of_experts(capability):
+    run("expert_cases.py", "--ptx", capability)
+
+
 @needs("kv_windows")
 @pytest.mark.slow
 def test_windows_alone():

@@ -34,7 +34,10 @@ KERNELS = {
     "_embed_beside_kernel",
     "_few_rows_product_kernel",
     "_embed_to_heads_kernel",
+    "_choose_experts_kernel",
+    "_route_experts_kernel",
     "_grouped_product_kernel",
+    "_sum_experts_kernel",
     "_rotations_kernel",
     "_slot_mapping_kernel",
     "_check_kernel",
@@ -57,7 +60,8 @@ KERNELS = {
 }
 SMALL = (
     "(counts_what_its_reference and 13-1) or "
-    "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and (added or normed)) or "
+    "(groups_are and 150-4 and biased) or (a_shared_expert and whole) or (experts_are_chosen and 3-8) or "
+    "(pairs_are and 7-3) or embeddings_are or (few_rows_are and 17-130 and (added or normed)) or "
     "(heads_of and 3-70 and tree and norms) or levels_of or "
     "angles_are or addresses_are or best_tokens or (trees_are_believed and sound-trees) or (nodes_lie and 6)"
     " or (paths_are_settled and (move or 9-12)) or "

@@ -15,10 +15,12 @@ import torch
 from transformers import (
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GptOssConfig,
     Phi3Config,
     PhiConfig,
     PreTrainedConfig,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 
@@ -85,8 +87,10 @@ LIMITS: dict[str, int] = {
     "layer of Gemma 3, with fused attention": 15,
     "layer of GLM-4, with fused attention": 14,
     "layer of Phi-3, with fused attention": 14,
-    "layer of gpt-oss, with fused attention": 36,
-    "layer of Qwen3-MoE, with fused attention": 29,
+    "layer of GLM-4-MoE, with fused attention and experts": 13,
+    "layer of gpt-oss, with fused attention and experts": 13,
+    "layer of Qwen2-MoE, with fused attention and experts": 14,
+    "layer of Qwen3-MoE, with fused attention and experts": 13,
     "layer of Phi, with fused attention": 10,
     "recurrent layer of falcon_h1": 16,
     "recurrent layer of falcon_h1 where tokens are chosen": 2,
@@ -207,19 +211,26 @@ def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[
 
 
 def _other_layers(gpu: FakeGpu) -> dict[str, int]:
-    """Launches of layers whose products are ours, as they are where these are faster, and of layers whose attention
-    alone is fused."""
+    """Launches of layers whose products are ours, as they are where these are faster, and of layers that are not fused
+    as a whole."""
     shape = SHAPE | IDS | {"tie_word_embeddings": False}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     of_gpt_oss = {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_theta": 1e4}}
+    of_glm = experts | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}
     made = {
         "Gemma 3": lambda count: Gemma3TextConfig(
             **shape, num_hidden_layers=count, layer_types=["full_attention"] * count
         ),
         "GLM-4": lambda count: Glm4Config(**shape, num_hidden_layers=count),
         "Phi-3": lambda count: Phi3Config(**shape, num_hidden_layers=count),
+    }
+    mixtures = {
+        "GLM-4-MoE": lambda count: Glm4MoeConfig(**shape, **of_glm, n_routed_experts=4, num_hidden_layers=count),
         "gpt-oss": lambda count: GptOssConfig(
             **shape, num_hidden_layers=count, layer_types=["full_attention"] * count, **of_gpt_oss
+        ),
+        "Qwen2-MoE": lambda count: Qwen2MoeConfig(
+            **shape, **experts, shared_expert_intermediate_size=64, num_hidden_layers=count
         ),
         "Qwen3-MoE": lambda count: Qwen3MoeConfig(**shape, **experts, num_hidden_layers=count),
     }
@@ -229,9 +240,11 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
             own_products(layer.products().values())
     one, two = (captured(gpu, CHAIN, loaded) for loaded in own)
     found = {"layer by own products of few rows": max(two[key] - one[key] for key in one)}
-    for name, config in made.items():
+    rows = {f"layer of {name}, with fused attention": config for name, config in made.items()}
+    rows |= kept({f"layer of {name}, with fused attention and experts": config for name, config in mixtures.items()})
+    for name, config in rows.items():
         one, two = (captured(gpu, CHAIN, placed_verifier(config(count))) for count in (1, 2))
-        found[f"layer of {name}, with fused attention"] = max(two[key] - one[key] for key in one)
+        found[name] = max(two[key] - one[key] for key in one)
     return found
 
 

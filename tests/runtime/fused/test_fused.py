@@ -21,13 +21,15 @@ from tests.runtime.by_torch import by_torch
 from tests.runtime.caching_allocator import CachingAllocator
 from tests.runtime.hybrids import needs_states, random_hybrid
 from tests.runtime.models import CONFIGS, SHAPE, noisy, random_model
+from wingbeat.runtime.fused import layers
 from wingbeat.runtime.fused.attention import FusedAttention
-from wingbeat.runtime.fused.halves import HalvesLayer
+from wingbeat.runtime.fused.halves import Halves, HalvesLayer
 from wingbeat.runtime.fused.layers import FusedLayer, FusedNorm, LayerOps, attention_of, fuse
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 OPS = LayerOps()
 FUSED = ("llama", "mistral", "qwen3")
+SUM_FUSED = ("gpt_oss", "qwen3_moe", "mixtral")
 ATTENTION_FUSED = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "mixtral")
 
 
@@ -45,6 +47,17 @@ def test_known_layers_are_fused_and_pass_the_trial_against_transformers(monkeypa
     assert all(fused) if name in FUSED else not any(fused)
     halves = [isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers]
     assert all(halves) if name in ATTENTION_FUSED else not any(halves)
+    sums = [isinstance(layer, HalvesLayer) for layer in loaded.decoder_layers]
+    assert all(sums) if name in SUM_FUSED else not any(sums)
+
+
+def test_layers_that_add_in_another_way_are_not_fused(monkeypatch):
+    """Gemma's layers have a norm between attention and the sum."""
+    kind = layers.name_of(type(noisy("gemma3").model.layers[0]))
+    norms = ("input_layernorm", "pre_feedforward_layernorm")
+    monkeypatch.setattr(layers, "KNOWN_HALVES", {kind: Halves(norms, ("self_attn",), ("mlp",))})
+    loaded = prepared(monkeypatch, "gemma3")
+    assert not any(isinstance(layer, HalvesLayer) for layer in loaded.decoder_layers)
 
 
 @pytest.mark.parametrize("name", ATTENTION_FUSED)
