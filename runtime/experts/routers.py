@@ -80,7 +80,7 @@ def fuse_router(module: nn.Module) -> bool:
     )
     module.__class__ = _fused_router(kind)
     ours = module(rows)
-    # Which of two experts with equal logits is chosen does not matter.
+    # Either of two experts with equal logits may be chosen.
     pairs = ((ours[0].gather(1, ours[2]), logits.gather(1, chosen)), (ours[1], weights))
     if all(alike(mine.sort(dim=-1).values, its.sort(dim=-1).values) for mine, its in pairs):
         return True

@@ -86,7 +86,7 @@ LIMITS: dict[str, int] = {
     "layer by own products of few rows": 8,
     "layer of Gemma 3, with fused attention": 15,
     "layer of GLM-4, with fused attention": 14,
-    "layer of Phi-3, with fused attention": 14,
+    "layer of Phi-3, with fused attention": 12,
     "layer of GLM-4-MoE, with fused attention and experts": 13,
     "layer of gpt-oss, with fused attention and experts": 13,
     "layer of Qwen2-MoE, with fused attention and experts": 14,
