@@ -232,7 +232,7 @@ def test_a_capture_that_fails_drafts_eagerly_and_says_which(kinds, kind, caplog,
     with caplog.at_level(logging.WARNING):
         # Fail the graph for the largest batch at some depth, or for batch 2 of kinds that draft in one pass.
         whole = kind in ("p-eagle", *ONE_PASS)
-        drafter = attached(kinds, kind, CHAIN, FakeDevice(failing=lambda capture: capture == (5 if whole else 4)))
+        drafter = attached(kinds, kind, CHAIN, FakeDevice(failing=lambda capture: capture == (8 if whole else 4)))
     eager = attached(kinds, kind, CHAIN)
     world = new_world(eager)
     for each in (drafter, eager):
