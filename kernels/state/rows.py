@@ -57,6 +57,8 @@ class Path:
     """int64 [num_ends]: rows that receive the advanced states."""
     times: int = 1
     """Number of ends of each state. The states repeat so many times; the last end of a state may replace it."""
+    spare: int = -1
+    """Row that several ends have as their target, because nobody needs their states; kernels do not write it."""
     _latest: dict[int, Tensor] = field(default_factory=dict)
 
     def latest(self, length: int) -> Tensor:

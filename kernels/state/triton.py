@@ -351,6 +351,7 @@ def _advance_recurrence_kernel(
     num_right_heads,
     num_rows,
     num_columns,
+    spare,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     EARLY: tl.constexpr,
@@ -375,14 +376,16 @@ def _advance_recurrence_kernel(
             own = tl.load(left + (node * num_left_heads + left_head) * num_rows + at_row, mask=in_rows, other=0.0)
             along = right + (node * num_right_heads + right_head) * num_columns + at_column
             after += (own * since)[:, None] * tl.load(along, mask=in_columns, other=0.0)[None, :]
-        to = states + (tl.load(targets + end) * num_heads + head) * size + place
-        tl.store(to, after.to(states.dtype.element_ty), mask=of_state)
+        target = tl.load(targets + end)
+        to = states + (target * num_heads + head) * size + place
+        if target != spare:
+            tl.store(to, after.to(states.dtype.element_ty), mask=of_state)
 
 
 def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
     """Launches the kernel for `reference.advance_recurrence`."""
     (num_ends, longest), (num_heads, num_rows, num_columns) = path.rows.shape, states.shape[1:]
-    columns = min(triton.next_power_of_2(num_columns), 32)
+    rows, columns = triton.next_power_of_2(num_rows), min(triton.next_power_of_2(num_columns), 32)
     left, right, decay = (part.flatten(0, 1) for part in added)
     with torch.cuda.device_of(states):
         _advance_recurrence_kernel[(num_ends // path.times, num_heads, triton.cdiv(num_columns, columns))](
@@ -401,9 +404,11 @@ def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
             right.shape[1],
             num_rows,
             num_columns,
-            ROWS=triton.next_power_of_2(num_rows),
+            path.spare,
+            ROWS=rows,
             COLUMNS=columns,
-            num_warps=4,
+            # No two warps hold the same element, so that none writes what another has yet to read.
+            num_warps=max(1, min(4, rows * columns // 64)),
             **options(fused=True),
         )
 
@@ -510,6 +515,7 @@ def _advance_convolution_kernel(
     times,
     channels,
     length,
+    spare,
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -520,14 +526,16 @@ def _advance_convolution_kernel(
     for time in range(times):
         end = time * tl.num_programs(0) + req
         num_tokens = tl.load(lengths + end)
-        to = states + (tl.load(targets + end) * channels + channel) * length
+        target = tl.load(targets + end)
+        to = states + (target * channels + channel) * length
         # The last end may be the state itself: a later input is read before an earlier place is written.
         for place in range(length):
             at = num_tokens + place + 0 * channel
             node = tl.load(nodes + end * longest + at - length, mask=at >= length, other=0)
             past = tl.load(before + at, mask=inside & (at < length), other=0.0)
             own = tl.load(inputs + node * channels + channel, mask=inside & (at >= length), other=0.0)
-            tl.store(to + place, past + own.to(past.dtype), mask=inside)
+            if target != spare:
+                tl.store(to + place, past + own.to(past.dtype), mask=inside)
 
 
 def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
@@ -546,6 +554,7 @@ def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
             path.times,
             channels,
             length,
+            path.spare,
             TILE=tile,
             num_warps=max(1, tile // 64),
             **options(fused=True),

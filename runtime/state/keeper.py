@@ -188,7 +188,7 @@ class StateKeeper(KeepingFeature):
         """Advances states along the accepted paths."""
         num_nodes = 1 if accepted.tree_parents is None else accepted.tree_parents.shape[1]
         saves = tuple(self._saves(accepted)) if self.saved.enabled else ()
-        own = AcceptedStates(accepted.slots, num_nodes, accepted.nodes, accepted.num_tokens, saves)
+        own = AcceptedStates(accepted.slots, num_nodes, accepted.nodes, accepted.num_tokens, saves, self._spare)
         path = own.path()
         for mixer in self.mixers:
             mixer.advance(self.pool, self._kept, own, path)

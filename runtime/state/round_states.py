@@ -126,6 +126,8 @@ class AcceptedStates(NamedTuple):
     """States to save on the way along the path, as pairs: the number of accepted nodes before the state is copied,
     int64 [num_reqs], and the pool row of the copy, int64 [num_reqs] (the spare row if the path ends earlier).
     """
+    spare: int
+    """The spare row, which padding rows have as well."""
 
     def path(self) -> Path:
         """Returns the paths of the copies to save, followed by the paths of the states themselves."""
@@ -133,7 +135,7 @@ class AcceptedStates(NamedTuple):
         first = torch.arange(num_reqs, device=self.slots.device)[:, None] * self.num_nodes
         num_tokens, targets = zip(*self.saves, (self.num_tokens, self.slots), strict=True)
         rows = (first + self.nodes).repeat(times, 1)
-        return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets), times)
+        return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets), times, self.spare)
 
     def rows_of(self, padded: Tensor) -> Tensor:
         """Gathers rows along the accepted paths: [num_reqs, num_nodes, n] -> [num_reqs, longest, n]."""

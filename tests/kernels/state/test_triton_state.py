@@ -122,3 +122,21 @@ def test_states_advance_as_by_the_references(num_reqs, num_nodes, longest, times
         reference.advance_recurrence(ours, states, path)
         triton_state.advance_recurrence(reference.Added(*map(placed, ours)), own, there)
         check((own,), (states,))
+
+
+def test_the_spare_row_is_not_written():
+    """Padding rows, and copies that a path does not reach, have it as their target: several programs would race."""
+    numbers, draw, _ = drawn(3, 1)
+    slots, rows, targets = torch.tensor([0, 2, 2]), torch.arange(3)[:, None], torch.tensor([2, 2, 2, 0, 2, 2])
+    given = (slots.repeat(2), rows.repeat(2, 1), torch.ones(6, dtype=torch.int64), targets)
+    path, added = (
+        Path(*map(placed, given), times=2, spare=2),
+        reference.Added(numbers(1, 7), numbers(1, 5), -numbers(1)),
+    )
+    before = torch.randn(3, 1, 7, 5, generator=draw)
+    states, past = before.to(DEVICE, copy=True), before[:, 0].to(DEVICE, copy=True)
+    triton_state.advance_recurrence(reference.Added(*map(placed, added)), states, path)
+    triton_state.advance_convolution(placed(numbers(7)), past, path)
+    for after, own in ((states.cpu(), before), (past.cpu(), before[:, 0])):
+        assert torch.equal(after[1:], own[1:])
+        assert not torch.equal(after[0], own[0])
