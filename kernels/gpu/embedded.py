@@ -207,7 +207,7 @@ def embed_to_heads(pairs: Pairs, projection: Projection, stored: Stored, normed:
         return query, features if kept is None else kept
     height, block_half = max(triton.next_power_of_2(num_rows), LEAST_HEIGHT), triton.next_power_of_2(dim // 2)
     columns, limits = max(2 * block_half, LEAST_HEIGHT), limits_of(features.device)
-    in_tile, num_stages = read_ahead(limits, height, features.element_size(), columns)
+    in_tile, num_stages = read_ahead(limits, height, features.element_size(), columns, squares=True)
     steps, of_half = shares(limits, 2 * num_all, triton.cdiv(size, in_tile))
     sums = features.new_empty(2 * of_half, num_all * dim, height, dtype=torch.float32)
     query_norm, key_norm, head_eps = head_norms or (None, None, 0.0)
@@ -252,7 +252,7 @@ def embed_to_heads(pairs: Pairs, projection: Projection, stored: Stored, normed:
             OUT=columns,
             IN=in_tile,
             PRECISION="ieee" if features.dtype == torch.float32 else "tf32",
-            num_warps=4 if columns * height <= 8192 else 8,
+            num_warps=4 if columns * height < 8192 else 8,
             num_stages=num_stages,
             # A fused multiply-add would round a rotation once where transformers rounds twice.
             **options(fused=False),

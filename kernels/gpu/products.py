@@ -12,7 +12,7 @@ from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_li
 from wingbeat.kernels.launching import compiled_capability, options, wait_for_launch
 
 _OUT_TILE, _IN_TILES = 64, (128, 64)
-LEAST_HEIGHT = 16
+LEAST_HEIGHT, _MANY_ROWS = 16, 64
 _MOST_STAGES = 4
 _PROGRAMS_OF_SM, _LEAST_STEPS, _MOST_SPLITS = 3, 4, 16
 
@@ -141,7 +141,8 @@ def few_rows_product(
     if not num_rows:
         return out
     limits, height = limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_HEIGHT)
-    tiles, (in_tile, num_stages) = triton.cdiv(out_features, _OUT_TILE), read_ahead(limits, height, rows.element_size())
+    tiles = triton.cdiv(out_features, _OUT_TILE)
+    in_tile, num_stages = read_ahead(limits, height, rows.element_size(), squares=norm is not None)
     steps, splits = shares(limits, tiles, triton.cdiv(in_features, in_tile))
     if gated:  # not split: the tiles of a gated MLP fill the device
         steps, splits = triton.cdiv(in_features, in_tile), 1
@@ -176,12 +177,17 @@ def few_rows_product(
     return out
 
 
-def read_ahead(limits: DeviceLimits, height: int, itemsize: int, columns: int = _OUT_TILE) -> tuple[int, int]:
+def read_ahead(
+    limits: DeviceLimits, height: int, itemsize: int, columns: int = _OUT_TILE, squares: bool = False
+) -> tuple[int, int]:
     """Returns the number of inputs of a step and the number of pipeline stages, for tiles of `columns` columns. With
     these numbers two programs fit into a multiprocessor's shared memory.
+
+    Args:
+        squares: whether a program sums squares of many rows too, which take registers.
     """
-    room = limits.sm_shared_bytes // 2 - 1024
-    stages = [(tile, min(room // ((columns + height) * tile * itemsize), _MOST_STAGES)) for tile in _IN_TILES]
+    room, tiles = limits.sm_shared_bytes // 2 - 1024, _IN_TILES[1:] if squares and height >= _MANY_ROWS else _IN_TILES
+    stages = [(tile, min(room // ((columns + height) * tile * itemsize), _MOST_STAGES)) for tile in tiles]
     return next(((tile, count) for tile, count in stages if count >= 2), (_IN_TILES[-1], 1))
 
 

@@ -15,7 +15,7 @@ from wingbeat.kernels.state.rows import Added, Path, Steps, TreeRows
 MOST_NODES, MOST_KEYS, MOST_STATES = 16, 128, 256
 """Maximum number of nodes of a tree, maximum head dimension of keys, and maximum dimension of a state space, that a
 program's registers hold."""
-_CHANNEL_TILE = 256
+_CHANNEL_TILE, _STATE_TILE = 256, 64
 _LEAST = 16
 """Minimum dimension of a matrix product on tensor cores."""
 _PRECISION = tl.constexpr("tf32x3")
@@ -238,16 +238,12 @@ def _selective_scan_kernel(
     req, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     per_group = num_heads // num_groups
     group = head // per_group
-    nodes, dims, values = tl.arange(0, NODES), tl.arange(0, STATES), part * VALUES + tl.arange(0, VALUES)
-    real, in_dims, in_values = nodes < num_nodes, dims < state_dim, values < head_dim
-    of_dims, of_values = real[:, None] & in_dims[None, :], real[:, None] & in_values[None, :]
-    at = into + req * into_strides[0] + group * into_strides[2]
-    b = tl.load(at + nodes[:, None] * into_strides[1] + dims[None, :] * into_strides[3], mask=of_dims, other=0.0)
-    at = out_of + req * out_of_strides[0] + group * out_of_strides[2]
-    c = tl.load(at + nodes[:, None] * out_of_strides[1] + dims[None, :] * out_of_strides[3], mask=of_dims, other=0.0)
+    nodes, values = tl.arange(0, NODES), part * VALUES + tl.arange(0, VALUES)
+    real, in_values = nodes < num_nodes, values < head_dim
+    of_values = real[:, None] & in_values[None, :]
     at = inputs + req * input_strides[0] + head * input_strides[2]
     x = tl.load(at + nodes[:, None] * input_strides[1] + values[None, :] * input_strides[3], mask=of_values, other=0.0)
-    b, c, x = b.to(tl.float32), c.to(tl.float32), x.to(tl.float32)
+    x = x.to(tl.float32)
     step = tl.load(dt + req * dt_strides[0] + head * dt_strides[2] + nodes * dt_strides[1], mask=real, other=0.0)
     if biases is not None:  # rounded where transformers rounds
         step = (step.to(tl.float32) * factor).to(step.dtype)
@@ -258,12 +254,25 @@ def _selective_scan_kernel(
     own = -tl.exp(tl.load(rates + head).to(tl.float32)) * step
     total, since = decays(own, seen_nodes(visible, req, nodes, num_nodes))
     state_at = states + (tl.load(slots + req) * num_heads + head) * head_dim * state_dim
-    of_state = in_dims[:, None] & in_values[None, :]
-    state = tl.load(state_at + values[None, :] * state_dim + dims[:, None], mask=of_state, other=0.0).to(tl.float32)
+    into_at = into + req * into_strides[0] + group * into_strides[2]
+    out_of_at = out_of + req * out_of_strides[0] + group * out_of_strides[2]
+    shown, seen = tl.zeros([NODES, NODES], tl.float32), tl.zeros([NODES, VALUES], tl.float32)
+    for start in tl.range(0, state_dim, STATES):  # in parts, because registers do not hold all
+        dims = start + tl.arange(0, STATES)
+        in_dims = dims < state_dim
+        of_dims, of_state = real[:, None] & in_dims[None, :], in_dims[:, None] & in_values[None, :]
+        b_at = into_at + nodes[:, None] * into_strides[1] + dims[None, :] * into_strides[3]
+        b = tl.load(b_at, mask=of_dims, other=0.0).to(tl.float32)
+        c_at = out_of_at + nodes[:, None] * out_of_strides[1] + dims[None, :] * out_of_strides[3]
+        c = tl.load(c_at, mask=of_dims, other=0.0).to(tl.float32)
+        state = tl.load(state_at + values[None, :] * state_dim + dims[:, None], mask=of_state, other=0.0)
+        shown = tl.dot(c, tl.trans(b), shown, input_precision=_PRECISION)
+        seen = tl.dot(c, state.to(tl.float32), seen, input_precision=_PRECISION)
+        if (part == 0) & (head % per_group == 0):
+            kept_at = ((req * num_nodes + nodes[:, None]) * num_groups + group) * state_dim + dims[None, :]
+            tl.store(out_into + kept_at, b, mask=of_dims)
     added = x * step[:, None]
-    shown = tl.dot(c, tl.trans(b), input_precision=_PRECISION) * since
-    seen = tl.dot(c, state, input_precision=_PRECISION) * tl.exp(total)[:, None]
-    seen += tl.dot(shown, added, input_precision=_PRECISION)
+    seen = seen * tl.exp(total)[:, None] + tl.dot(shown * since, added, input_precision=_PRECISION)
     if directs is not None:
         seen += tl.load(directs + head).to(tl.float32) * x
     at = ((req * num_nodes + nodes[:, None]) * num_heads + head) * head_dim + values[None, :]
@@ -271,9 +280,6 @@ def _selective_scan_kernel(
     tl.store(out_added + at, added, mask=of_values)
     if part == 0:
         tl.store(out_decay + (req * num_nodes + nodes) * num_heads + head, total, mask=real)
-        if head % per_group == 0:
-            into_at = ((req * num_nodes + nodes[:, None]) * num_groups + group) * state_dim + dims[None, :]
-            tl.store(out_into + into_at, b, mask=of_dims)
 
 
 def scans(into: Tensor) -> bool:
@@ -326,7 +332,7 @@ def selective_scan(
                 *map(float, given.limits),
                 float(given.factor),
                 NODES=max(triton.next_power_of_2(num_nodes), _LEAST),
-                STATES=max(triton.next_power_of_2(state_dim), _LEAST),
+                STATES=min(max(triton.next_power_of_2(state_dim), _LEAST), _STATE_TILE),
                 VALUES=columns,
                 num_warps=4,
                 **options(fused=True),
