@@ -89,18 +89,14 @@ def _delta_rule_kernel(
     real, in_keys, in_values = nodes < num_nodes, keys < key_dim, values < value_dim
     of_keys = real[:, None] & in_keys[None, :]
     of_values = real[:, None] & in_values[None, :]
-    q_at = query + req * query_strides[0] + key_head * query_strides[2]
-    q = tl.load(q_at + nodes[:, None] * query_strides[1] + keys[None, :] * query_strides[3], mask=of_keys, other=0.0)
     k_at = key + req * key_strides[0] + key_head * key_strides[2]
     k = tl.load(k_at + nodes[:, None] * key_strides[1] + keys[None, :] * key_strides[3], mask=of_keys, other=0.0)
     v_at = value + req * value_strides[0] + head * value_strides[2]
     v_at += nodes[:, None] * value_strides[1] + values[None, :] * value_strides[3]
     v = tl.load(v_at, mask=of_values, other=0.0).to(tl.float32)
-    q, k = q.to(tl.float32), k.to(tl.float32)
+    k = k.to(tl.float32)
     if NORMED:
-        q *= tl.rsqrt(tl.sum(q * q, axis=1) + epsilon)[:, None]
         k *= tl.rsqrt(tl.sum(k * k, axis=1) + epsilon)[:, None]
-    q *= scale
     decay_at = decay + req * decay_strides[0] + head * decay_strides[2]
     own = tl.load(decay_at + nodes * decay_strides[1], mask=real, other=0.0).to(tl.float32)
     beta_at = beta + req * beta_strides[0] + head * beta_strides[2]
@@ -111,18 +107,25 @@ def _delta_rule_kernel(
         b = (1.0 / (1.0 + tl.exp(-b))).to(beta.dtype.element_ty).to(tl.float32)
     sees = seen_nodes(visible, req, nodes, num_nodes)
     total, since = decays(own, sees)
+    overlap = tl.dot(k * b[:, None], tl.trans(k), input_precision=_PRECISION) * since
     state_at = (tl.load(slots + req) * num_heads + head) * key_dim * value_dim
     of_state = in_keys[:, None] & in_values[None, :]
     state = tl.load(states + state_at + keys[:, None] * value_dim + values[None, :], mask=of_state, other=0.0)
     state = state.to(tl.float32)
     reached = tl.exp(total)[:, None]
     added = (v - tl.dot(k, state, input_precision=_PRECISION) * reached) * b[:, None]
-    overlap = tl.dot(k * b[:, None], tl.trans(k), input_precision=_PRECISION) * since
     for node in range(1, num_nodes):
         # Rows before `node` are final; `node` itself and later rows are masked out.
         row = tl.sum(tl.where((nodes == node)[:, None] & (nodes < node)[None, :], overlap, 0.0), axis=0)
         known = tl.sum(row[:, None] * added, axis=0)
         added = tl.where((nodes == node)[:, None], added - known[None, :], added)
+    # Queries are loaded here, because before, registers would not hold them beside the keys and the state.
+    q_at = query + req * query_strides[0] + key_head * query_strides[2]
+    q = tl.load(q_at + nodes[:, None] * query_strides[1] + keys[None, :] * query_strides[3], mask=of_keys, other=0.0)
+    q = q.to(tl.float32)
+    if NORMED:
+        q *= tl.rsqrt(tl.sum(q * q, axis=1) + epsilon)[:, None]
+    q *= scale
     shown = tl.dot(q, tl.trans(k), input_precision=_PRECISION) * since
     seen = tl.dot(q, state, input_precision=_PRECISION) * reached
     seen += tl.dot(shown, added, input_precision=_PRECISION)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from wingbeat.kernels.experts.product import FEW_ROWS, Gate, Shared
 from wingbeat.runtime.experts.routers import FusedRouter
-from wingbeat.runtime.experts.trial import alike, drawn_rows
+from wingbeat.runtime.verifier.layers.trial import alike, drawn_rows
 
 _BLOCKS = {
     "qwen2_moe": "Qwen2MoeSparseMoeBlock",

@@ -16,8 +16,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from wingbeat.kernels.experts.product import FEW_ROWS, Gate, Routes, Shared, grouped_product, sum_choices
 from wingbeat.runtime.experts.blocks import fuse_block
 from wingbeat.runtime.experts.routers import fuse_router
-from wingbeat.runtime.experts.trial import alike, drawn_rows
 from wingbeat.runtime.verifier.layers.linears import PackedParameters
+from wingbeat.runtime.verifier.layers.trial import alike, drawn_rows
 
 logger = logging.getLogger(__name__)
 EXPERTS_NAME = "wingbeat"

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.kernels.experts.router import Rule, choose
-from wingbeat.runtime.experts.trial import alike, drawn_rows
 from wingbeat.runtime.verifier.layers.linears import HALVES
+from wingbeat.runtime.verifier.layers.trial import alike, drawn_rows
 
 _SOFTMAX = {
     "gpt_oss": "GptOss",

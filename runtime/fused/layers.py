@@ -1,7 +1,7 @@
 """Replaces decoder layers by fused steps for their device, if results stay within a tolerance.
 
 `OPS` lists the device types with fused steps. A layer is swapped if its class is known and if, in a comparison at load
-time, the fused layer returns the same numbers within `_TOLERANCE`. All other layers run as transformers wrote them.
+time, the fused layer returns the same numbers within `TOLERANCE`. All other layers run as transformers wrote them.
 Projections of the same input become one matrix product: the weights of the q, k and v projections are joined, and so
 are the weights of the gate and up projections. The model's own tensors become views of the joined weight.
 """
@@ -38,6 +38,7 @@ from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers.division import Division
 from wingbeat.runtime.verifier.layers.linears import PackableLinear
+from wingbeat.runtime.verifier.layers.trial import NUM_ROWS, TOLERANCE, alike, drawn_rows
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,7 @@ norm and the matrix product that follows the norm.
 _ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of the class names of norms that multiply by one more than their weight."""
 _INPUT_NORMS = ("input_layernorm", "operator_norm", "norm")
-_NUM_ROWS, _BLOCK_SIZE = 7, 16
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Largest distance of a fused layer's row from the original row, relative to the original row's norm, by dtype."""
+_BLOCK_SIZE = 16
 
 
 class Swap(ABC):
@@ -179,7 +178,7 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
     """Returns the swap for layers of this parameter's device and dtype; None if layers are left unchanged."""
     ops = ops or OPS.get(parameter.device.type)
     if ops is not None:
-        return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
+        return OpsSwap(ops, division) if parameter.dtype in TOLERANCE else None
     # Runtime parts run a layer as a single call, into which sums across processes cannot be inserted.
     return None if division is not None else first_result("swap_layers", parameter, deterministic)
 
@@ -201,8 +200,8 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     except ValueError as error:
         return str(error)
     found = _trial(layer, attention, is_whole)
-    alike = all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-    problem = None if alike else "a trial gives other numbers"
+    is_same = all(alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    problem = None if is_same else "a trial gives other numbers"
     if division is not None:
         problem = division.agree(problem)
     if problem is not None:
@@ -223,7 +222,7 @@ def _fuse_halves(layer: nn.Module, attention: LayerAttention, swap: Swap) -> boo
         of_tuple = len(theirs) if isinstance(theirs, tuple) else None
         join_halves(layer, halves, swap.ops, _fused_class(kind, HalvesLayer), of_tuple, swap.gates)
         ours, found = _run(layer, attention)
-    if not all(_alike(*pair) for pair in zip((_rows_of(ours), *found), (_rows_of(theirs), *expected), strict=True)):
+    if not all(alike(*pair) for pair in zip((_rows_of(ours), *found), (_rows_of(theirs), *expected), strict=True)):
         take_back_halves(layer, kind)
     return type(layer) is not kind
 
@@ -365,12 +364,12 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
         return
     if not hasattr(module, "variance_epsilon") and not (kind.__name__.startswith(_ONE_MORE) and hasattr(module, "eps")):
         return
-    rows = _rows(len(weight), weight)
+    rows = drawn_rows(len(weight), weight)
     expected = module(rows)
     module.__class__ = _fused_class(kind, FusedNorm)
     module.__dict__["_ops"] = ops
     module.join()
-    if not _alike(module(rows), expected):
+    if not alike(module(rows), expected):
         module.__class__ = kind
         del module.__dict__["_ops"], module.__dict__["_wide"]
 
@@ -386,8 +385,8 @@ class OneGelu(nn.Module):
 def _fuse_gelu(module: nn.Module, like: Tensor) -> None:
     kind = type(module)
     if kind.__name__ in ("NewGELUActivation", "FastGELUActivation"):
-        rows = _rows(64, like)
-        if _alike(functional.gelu(rows, approximate="tanh"), module(rows)):
+        rows = drawn_rows(64, like)
+        if alike(functional.gelu(rows, approximate="tanh"), module(rows)):
             module.__class__ = _fused_class(kind, OneGelu)
 
 
@@ -433,8 +432,8 @@ def _fuse_rotary(module: nn.Module, ops: LayerOps) -> None:
     module.__class__ = _fused_class(kind, FusedRotary)
     module.__dict__["_ops"] = ops
     found = [part for layer in layers for part in module(like, positions, *layer)]
-    alike = all(ours.shape == theirs.shape for ours, theirs in zip(found, expected, strict=True))
-    if not alike or not all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True)):
+    is_same = all(ours.shape == theirs.shape for ours, theirs in zip(found, expected, strict=True))
+    if not is_same or not all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True)):
         module.__class__ = kind
         del module.__dict__["_ops"]
 
@@ -459,7 +458,7 @@ def _run(layer: Any, attention: LayerAttention, is_whole: bool = True) -> tuple[
         weight = (attn.qkv_proj if hasattr(attn, "qkv_proj") else attn.q_proj).weight
         shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
         caches[attn.layer_idx] = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
-    hidden, positions = _rows(len(norm.weight), weight), torch.arange(_NUM_ROWS, device=weight.device)
+    hidden, positions = drawn_rows(len(norm.weight), weight), torch.arange(NUM_ROWS, device=weight.device)
     if attn is not None:
         angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)
         halves = 1 if KNOWN_ATTENTIONS.get(name_of(_attention_kind(attn)), HALVES).one_half else 2
@@ -475,7 +474,7 @@ def _run(layer: Any, attention: LayerAttention, is_whole: bool = True) -> tuple[
         if "position_embeddings" not in inspect.signature(_attention_kind(attn).forward).parameters:
             del given["position_embeddings"]  # nothing is rotated
         out = attn(norm(hidden)[None], attention_mask=None, **given)
-    return out, [part[1, :_NUM_ROWS].flatten(1) for cache in caches.values() for part in cache]
+    return out, [part[1, :NUM_ROWS].flatten(1) for cache in caches.values() for part in cache]
 
 
 def _rows_of(out: Any) -> Tensor:
@@ -488,17 +487,3 @@ def _num_pairs(attn: Any) -> int:
     rope = getattr(getattr(attn, "config", None), "rope_parameters", None) or {}
     by_layer = next((one for one in rope.values() if isinstance(one, dict)), rope)
     return int(attn.head_dim * (by_layer.get("partial_rotary_factor") or 1.0)) // 2
-
-
-def _rows(size: int, like: Tensor) -> Tensor:
-    """Returns random rows of increasing magnitude.
-
-    With such rows, an epsilon added at another point of the computation changes the result.
-    """
-    rows = torch.randn(_NUM_ROWS, size, generator=torch.Generator().manual_seed(0))
-    return (rows * torch.logspace(-3, 2, _NUM_ROWS)[:, None]).to(like.device, like.dtype)
-
-
-def _alike(ours: Tensor, theirs: Tensor) -> bool:
-    distance = (ours.float() - theirs.float()).norm(dim=-1)
-    return bool((distance <= _TOLERANCE[ours.dtype] * theirs.float().norm(dim=-1)).all())

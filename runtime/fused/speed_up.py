@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.runtime.verifier.layers.trial import drawn_rows
+
 FUNCTION_NAME = "apply_rotary_pos_emb"
 """Name of the rotation function (q, k, cos, sin) -> (q, k), which is a global of transformers' modeling files."""
 _ARGUMENTS = ["q", "k", "cos", "sin"]
-_NUM_ROWS = 7
 _EPS_NAMES = ("variance_epsilon", "eps")
 
 
@@ -37,10 +38,8 @@ def fuse_norms(model: nn.Module) -> int:
 
 def _same_norm(module: nn.Module, eps: float) -> bool:
     weight = module.weight
-    rows = torch.randn(_NUM_ROWS, len(weight), generator=torch.Generator().manual_seed(0))
-    # Rows range from very small to large: an epsilon added at another point of the computation shows in small rows,
-    # and a cast at another point shows in large rows.
-    rows = (rows * torch.logspace(-4, 3, _NUM_ROWS)[:, None]).to(weight.device, weight.dtype)
+    # A cast at another point of the computation shows in large rows.
+    rows = drawn_rows(len(weight), weight, (-4, 3))
     return torch.equal(module(rows), functional.rms_norm(rows, weight.shape, weight, eps))
 
 

@@ -27,11 +27,10 @@ from wingbeat.runtime.state.mixer import Mixer, copied
 from wingbeat.runtime.state.mixer_steps import CONVOLUTION, EPSILON, RECURRENCE, steps_of
 from wingbeat.runtime.state.pool import LayerState, StatePool
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, RoundStates
+from wingbeat.runtime.verifier.layers.trial import TOLERANCE
 
 logger = logging.getLogger(__name__)
 _CONVOLUTION = "causal_conv1d_fn"
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Largest distance of the steps' results from transformers', relative to transformers', by dtype."""
 
 
 class TreeView:
@@ -194,7 +193,7 @@ class TreeMixer(Mixer):
     def _is_alike(self) -> bool:
         """Whether the steps give transformers' numbers over a small tree."""
         like, draw = self.module.conv1d.weight, torch.Generator().manual_seed(0)
-        if like.is_meta or like.dtype not in _TOLERANCE:
+        if like.is_meta or like.dtype not in TOLERANCE:
             return False
 
         def numbers(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
@@ -212,7 +211,7 @@ class TreeMixer(Mixer):
         kept = [part.new_empty(part.shape) for own in left.values() for part in own]
         ours = [self._steps(padded, states, rows, kept), *kept]
         theirs = [mixed[0], *(part.unflatten(0, parents.shape) for part in like_kept)]
-        within = _TOLERANCE[like.dtype]
+        within = TOLERANCE[like.dtype]
         return all(
             own.shape == other.shape and bool((own - other).float().norm() <= within * other.float().norm())
             for own, other in zip(ours, theirs, strict=True)

@@ -50,8 +50,7 @@ class Wanted(NamedTuple):
 
     def select_positions(self, rows: Tensor) -> "Wanted":
         """These distributions at the positions `rows` of each sequence, int64 [batch, N]."""
-        batch = torch.arange(len(rows), device=rows.device)[:, None]
-        return Wanted(*(None if part is None else part[batch, rows] for part in self))
+        return self.at(torch.arange(len(rows), device=rows.device)[:, None], rows)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Cross-entropy of a head's logits [batch, length, draft_vocab_size] -> [batch, length]."""
@@ -74,7 +73,7 @@ class Wanted(NamedTuple):
         return _Totals.apply(logits, *self, text)
 
     def at(self, sequences: Tensor, rows: Tensor) -> "Wanted":
-        """These distributions at single positions, given as int64 [N] each -> [N, K]."""
+        """These distributions at single positions, given as indices of one shape each."""
         return Wanted(*(None if part is None else part[sequences, rows] for part in self))
 
     def among(self, candidates: Tensor) -> "Wanted":

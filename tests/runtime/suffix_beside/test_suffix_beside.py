@@ -23,6 +23,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.suffix.suffix_texts import SuffixTexts
 from wingbeat.runtime.suffix_beside import suffix_beside
 
 SHORT = 40
@@ -121,6 +122,30 @@ def test_who_brings_more_drafts(ref):
             assert (asked > 4 * made) if wins == "drafter" else (made > 2 * asked)
         finally:
             engine.model.remove_taps()
+
+
+def test_once_no_text_was_used_a_short_context_is_not_enough(ref, monkeypatch):
+    contexts, grow = [], SuffixTexts.grow
+
+    def recorded(self, request, levels, least_context=1):
+        nodes, match = grow(self, request, levels, least_context), self._match(request)
+        contexts.append((least_context, 0 if match is None else match.cursor.length, bool(nodes)))
+        return nodes
+
+    monkeypatch.setattr(SuffixTexts, "grow", recorded)
+    monkeypatch.setattr(suffix_beside, "LOOK_ROUNDS", 4)
+    least = {}
+    for plan, used in ((right_tree, False), (wrong_tree, True)):
+        contexts.clear()
+        engine = beside(ref, ScriptedDrafter(ref.sequences, plan, ref.loaded.vocab_size))
+        try:
+            for _ in range(1 + used):
+                run(engine, ref.prompts[:1], greedy_params(SHORT))
+        finally:
+            engine.model.remove_taps()
+        least[used] = contexts[-1][0]
+        assert all(made <= (length >= asked) for asked, length, made in contexts)
+    assert least == {False: suffix_beside.SURE_CONTEXT, True: 1}
 
 
 def test_a_sequence_alone_copies_beside_one_that_is_drafted_for(ref):
