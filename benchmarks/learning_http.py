@@ -1,12 +1,13 @@
 """Two servers over HTTP, one of which learns: cost of the running learner, and a promotion amid requests.
 
     .venv/bin/python benchmarks/learning_http.py [--head KIND] [--domain NAME ...] [--minutes N] [--output FILE]
+    .venv/bin/python benchmarks/learning_http.py --model smollm2 --head FOLDER --chain 4 [--minutes N]
 
-Two servers of the demo's verifier on this machine, with fixed trees, start with one head (see `learning.py` for the
-kinds of heads). Clients request completions from the learning server, four at once, for some minutes. Before and after,
-both servers complete the same held-out prompts, whose texts must be equal. Then speeds are measured on these prompts,
-in turn: the learning server with its learner running, the same with the learner's process stopped, and the static
-server.
+Two servers of the demo's verifier or of another model on this machine, with fixed trees or chains, start with one head
+(see `learning.py` for the kinds of heads). Clients request completions from the learning server, four at once, for some
+minutes. Before and after, both servers complete the same held-out prompts, whose texts must be equal. Then speeds are
+measured on these prompts, in turn: the learning server with its learner running, the same with the learner's process
+stopped, and the static server.
 """
 
 import argparse
@@ -30,6 +31,8 @@ from servers import App, wingbeat_apps
 from wingbeat.deployments.app_config import AppConfig
 
 TOKENS, CLIENTS = 96, 4
+MODEL_LEN = 1024
+"""Maximum length of a sequence of a model other than the demo's."""
 BLOCK_S = 10.0
 """Minimum duration of one speed measurement, in seconds."""
 
@@ -165,6 +168,10 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Spe
     # Trees of one shape: with adaptive drafting, the servers would choose different depths and rounds would not
     # compare.
     fixed = {"adaptive": False} | ({} if head is None else {"drafter": str(head)})
+    if options.model is not None:
+        fixed |= {"model": options.model, "max_model_len": MODEL_LEN, "suffix_beside": False}
+    if options.chain is not None:
+        fixed |= {"draft_steps": options.chain, "draft_top_k": 1, "verify_tree_size": options.chain + 1}
     with wingbeat_apps({"learning": AppConfig(learn=learn, **fixed), "static": AppConfig(**fixed)}) as apps:
         bench = Bench(apps, prompts, options)
         try:
@@ -185,8 +192,12 @@ def main() -> None:
     """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_learning_options(parser, "learning_http", minutes=5.0, every=2.5, prompts=8)
+    parser.add_argument("--model", help="a model in place of the demo's; needs the folder of its head in --head")
+    parser.add_argument("--chain", type=int, help="draft chains of this length in place of trees")
     parser.add_argument("--turns", type=int, default=7, help="repeats of the speed measurement")
     options = parser.parse_args()
+    if options.model is not None and options.head in ("demo", "narrow", "blank"):
+        parser.error("--model needs the folder of its draft head in --head")
     if options.quick:
         options.minutes, options.every, options.prompts, options.turns, options.head_steps = 1.0, 0.5, 4, 1, 4
     with tempfile.TemporaryDirectory() as folder:

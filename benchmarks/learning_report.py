@@ -35,7 +35,7 @@ def add_learning_options(parser: argparse.ArgumentParser, name: str, **default: 
     parser.add_argument("--quick", action="store_true", help="a minute and a few steps: checks that the script works")
     parser.add_argument("--plot", type=Path, help="file for a plot of tokens per round over time")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
-    parser.set_defaults(name=name)
+    parser.set_defaults(name=name, model=None)
 
 
 class Mark(NamedTuple):
@@ -96,7 +96,7 @@ def table_of(marks: list[Mark]) -> Table:
         for mark in marks
     ]
     columns = ("traffic", "tokens served", "learner, s", "version", "new domains", *marks[0].lengths)
-    note = "Tokens per round with a tree, learning / static, on held-out prompts; the last column is of the old domain."
+    note = "Tokens per round with drafts, learning / static, on held-out prompts; the last column is the old domain."
     return Table("Learning while serving", columns, rows, note)
 
 
@@ -144,10 +144,13 @@ def finish(
         quiet: saves without printing.
     """
     config, output = AppConfig(), options.output or RESULTS / f"{options.name}.json"
-    facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
-    if options.head != "demo":
-        steps = f", {options.head_steps} steps on Python alone" if options.head == "narrow" else ""
-        facts["drafter"] = f"{Path(options.head).name}: of the demo head's shape{steps}"
+    if options.model is not None:
+        facts = machine_facts() | {"model": options.model, "drafter": options.head}
+    else:
+        facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
+        if options.head != "demo":
+            steps = f", {options.head_steps} steps on Python alone" if options.head == "narrow" else ""
+            facts["drafter"] = f"{Path(options.head).name}: of the demo head's shape{steps}"
     facts["workload"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
     facts["learner"] = (
         f"{options.core_share:g} of a core, {json.dumps({name: said['learner'].get(name) for name in TOLD})}"
