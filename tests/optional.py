@@ -312,6 +312,7 @@ FEATURES = {
         words=(
             *("recurrent state", "a model with recurrent state", "state_interval", "num_saved_states", "delta_rule"),
             *("selective_scan", "convolve", "advance_recurrence", "advance_convolution"),
+            *("channel_scan", "advance_channels", "scan_tokens"),
             *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "bamba", "falcon_h1", "nemotron_h"),
             *("jamba", "mamba", "zamba"),
         ),

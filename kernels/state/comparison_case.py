@@ -5,13 +5,16 @@ from torch import Tensor
 
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.state.reference import (
+    advance_channels,
     advance_convolution,
     advance_recurrence,
+    channel_scan,
     convolve,
     delta_rule,
+    scan_tokens,
     selective_scan,
 )
-from wingbeat.kernels.state.rows import Added, Path, Steps, TreeRows
+from wingbeat.kernels.state.rows import Added, ChannelParameters, Path, Steps, TreeRows
 
 
 def _trees(device: torch.device) -> TreeRows:
@@ -70,7 +73,21 @@ def advances(device: torch.device, shape: Shape) -> list[Tensor]:
     return [states]
 
 
+def scans_by_channel(device: torch.device, shape: Shape) -> list[Tensor]:
+    """Returns results of Mamba-1's recurrence on a device, over two trees and along sequences."""
+    parts = [random_numbers(seed, 2, 7, 70, dtype=shape.dtype).to(device) for seed in (44, 45, 46)]
+    parts += [random_numbers(seed, 2, 7, 16, dtype=shape.dtype).to(device) for seed in (47, 48)]
+    rate, states = random_numbers(49, 70, 16).to(device), random_numbers(50, 5, 70, 16).to(device)
+    own = ChannelParameters(rate, *random_numbers(51, 2, 70).to(device))
+    out, added = channel_scan(*parts, own, states, _trees(device))
+    prompts = states[:2].clone()
+    passed = scan_tokens(*parts, own, prompts)
+    advance_channels(added, rate, states, _path(device))
+    return [out, *added, passed, prompts, states]
+
+
 CASES = {
+    "channel_scan": scans_by_channel,
     "delta_rule": over_trees,
     "selective_scan": scans,
     "convolve": convolutions,

@@ -6,7 +6,8 @@ therefore computed at once, as attention to ancestors, and no node needs a state
 2412.06464, with ancestors in place of earlier tokens; Mamba-2: arXiv 2405.21060). When a path is accepted, its
 additions are applied to the state.
 
-No function loops over nodes, has data-dependent shapes or waits for the device, so all can be captured.
+Mamba-1's decays differ by channel and dimension of the state, so its nodes are computed one after another. No function
+has data-dependent shapes or waits for the device, so all can be captured.
 """
 
 import torch
@@ -15,7 +16,7 @@ from torch.linalg import solve_triangular
 from torch.nn import functional
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.state.rows import Added, Path, Steps, TreeRows
+from wingbeat.kernels.state.rows import Added, ChannelParameters, Path, Steps, TreeRows
 
 
 def convolve(
@@ -159,6 +160,81 @@ def selective_scan(
     out = out + torch.einsum("bhnm,bmhp->bnhp", seen, added)
     out = out if direct is None else out + direct[:, None].float() * inputs
     return out, Added(added, into, total).copied(kept)
+
+
+def channel_scan(
+    inputs: Tensor,
+    dt: Tensor,
+    gate: Tensor,
+    into: Tensor,
+    out_of: Tensor,
+    own: ChannelParameters,
+    states: Tensor,
+    rows: TreeRows,
+    kept: Added | None = None,
+) -> tuple[Tensor, Added]:
+    """Mamba-1's recurrence at every node: [num_reqs, num_nodes, channels] times silu(gate), and the nodes' additions.
+
+    Args:
+        inputs, dt, gate: [num_reqs, num_nodes, channels]; step sizes are softplus(dt + bias).
+        into, out_of: [num_reqs, num_nodes, state_dim].
+        states: [num_states, channels, state_dim].
+        kept: contiguous memory for the additions; None allocates it.
+    """
+    if kernels := choice.compiled("channel_scan", inputs):
+        return kernels.channel_scan(inputs, dt, gate, into, out_of, own, states, rows, kept)
+    added = _channel_additions(inputs, dt, into, own)
+    # A state per node: the states before a node are those of all nodes that descend from it.
+    state = states[rows.slots].float()[:, None].expand(-1, inputs.shape[1], -1, -1)
+    for node in range(inputs.shape[1]):
+        after = _after(state, own.rate, *(part[:, node, None] for part in added))
+        state = torch.where(rows.visible[:, :, node, None, None], after, state)
+    return _channel_outputs(state, inputs, gate, out_of, own), added.copied(kept)
+
+
+def scan_tokens(
+    inputs: Tensor, dt: Tensor, gate: Tensor, into: Tensor, out_of: Tensor, own: ChannelParameters, states: Tensor
+) -> Tensor:
+    """Mamba-1's recurrence along sequences, whose states [num_seqs, channels, state_dim] advance in place.
+
+    For the other arguments see `channel_scan`, with tokens in place of nodes.
+    """
+    if kernels := choice.compiled("channel_scan", inputs):
+        return kernels.scan_tokens(inputs, dt, gate, into, out_of, own, states)
+    added, state, passed = _channel_additions(inputs, dt, into, own), states.float(), []
+    for token in range(inputs.shape[1]):
+        state = _after(state, own.rate, *(part[:, token] for part in added))
+        passed.append(_channel_outputs(state, inputs[:, token], gate[:, token], out_of[:, token], own))
+    states.copy_(state)
+    return torch.stack(passed, dim=1)
+
+
+def advance_channels(added: Added, rate: Tensor, states: Tensor, path: Path) -> None:
+    """Advances Mamba-1's states [num_states, channels, state_dim] by the additions of a path's nodes, in place."""
+    if kernels := choice.compiled("channel_scan", states):
+        return kernels.advance_channels(added, rate, states, path)
+    parts, state = [part.flatten(0, 1)[path.rows] for part in added], states[path.slots].float()
+    for node in range(path.rows.shape[1]):
+        after = _after(state, rate, *(part[:, node] for part in parts))
+        state = torch.where(path.skipped[:, node, :, None], state, after)
+    states.index_copy_(0, path.targets, state.to(states.dtype))
+
+
+def _channel_additions(inputs: Tensor, dt: Tensor, into: Tensor, own: ChannelParameters) -> Added:
+    """Additions of nodes or tokens: step sizes times inputs, `into`, and the step sizes."""
+    steps = functional.softplus(dt + own.bias.to(dt.dtype)).float()
+    return Added(steps * inputs.float(), into.float(), steps)
+
+
+def _after(state: Tensor, rate: Tensor, left: Tensor, right: Tensor, steps: Tensor) -> Tensor:
+    """Mamba-1's states [..., channels, state_dim] after one node or token."""
+    return state * torch.exp(steps[..., None] * -rate.float().exp()) + left[..., None] * right[..., None, :]
+
+
+def _channel_outputs(state: Tensor, inputs: Tensor, gate: Tensor, out_of: Tensor, own: ChannelParameters) -> Tensor:
+    """Gated outputs [..., channels] of states."""
+    out = (state * out_of.float()[..., None, :]).sum(-1) + own.direct.float() * inputs.float()
+    return (out * functional.silu(gate.float())).to(inputs.dtype)
 
 
 def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:

@@ -82,7 +82,11 @@ class Path:
 
 
 class Added(NamedTuple):
-    """Outer products, left times right, that nodes add to a recurrent state, and the decay up to each node."""
+    """Outer products, left times right, that nodes add to a recurrent state, and the decay up to each node.
+
+    In Mamba-1 a channel is a head of one row: the parts have no dimension of heads, and `decay` has each node's own
+    step sizes, [num_reqs, num_nodes, channels].
+    """
 
     left: Tensor
     """float32 [num_reqs, num_nodes, num_left_heads, rows]."""
@@ -98,6 +102,17 @@ class Added(NamedTuple):
         for room, part in zip(kept, self, strict=True):
             room.copy_(part)
         return kept
+
+
+class ChannelParameters(NamedTuple):
+    """Weights of Mamba-1's recurrence (arXiv 2312.00752)."""
+
+    rate: Tensor
+    """[channels, state_dim]: logarithms of minus the rates of decay."""
+    bias: Tensor
+    """[channels]: added to the step sizes before softplus."""
+    direct: Tensor
+    """[channels]: factors of the inputs that are added to the outputs."""
 
 
 class Steps(NamedTuple):

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.state.rows import Path
+from wingbeat.kernels.state.reference import scan_tokens
+from wingbeat.kernels.state.rows import ChannelParameters, Path
 from wingbeat.runtime.state.pool import LayerState, StatePool, StateView
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, RoundStates
 
-_SCAN, _STEP = "mamba_selective_scan", "mamba_selective_state_update"
+_SCAN = "mamba_selective_scan"
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
 CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 """Parameter names of the cache in the forwards of mixers."""
@@ -141,28 +142,16 @@ class Mixer:
         linear.forward = forward
         return original
 
-    def _scan(self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Any:
-        """Runs Mamba-1 token by token, like transformers' decoding; tensors are [num_seqs, channels, length]."""
-        names = inspect.unwrap(type(self.module).forward).__globals__
+    def _scan(
+        self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, **kwargs: Any
+    ) -> Any:
+        """Runs Mamba-1 over tokens from the stored state; tensors are [num_seqs, channels, length]."""
         if self._view is None:
-            return names[_SCAN](hidden_states, dt, A, B, C, **kwargs)
-        state, gate = self._view.get_recurrent_state(self.state.layer), kwargs.get("z")
-        outputs = [
-            names[_STEP](
-                state,
-                hidden_states[..., token],
-                dt[..., token],
-                A,
-                B[..., token],
-                C[..., token],
-                kwargs["D"],
-                z=None if gate is None else gate[..., token],
-                dt_bias=kwargs["delta_bias"],
-                dt_softplus=kwargs["delta_softplus"],
-            )
-            for token in range(hidden_states.shape[-1])
-        ]
-        return torch.stack(outputs, dim=-1), state
+            scan = inspect.unwrap(type(self.module).forward).__globals__[_SCAN]
+            return scan(hidden_states, dt, A, B, C, D=D, z=z, **kwargs)
+        state, own = self._view.get_recurrent_state(self.state.layer), (self.module.A_log, kwargs["delta_bias"], D)
+        parts = [part.transpose(1, 2) for part in (hidden_states, dt, z, B, C)]
+        return scan_tokens(*parts, ChannelParameters(*own), state).transpose(1, 2), state
 
 
 def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, Callable]) -> Callable[..., Tensor]:

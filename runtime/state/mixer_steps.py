@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from wingbeat.kernels.layer.reference import gated_norm
-from wingbeat.kernels.state.reference import convolve, delta_rule, selective_scan
-from wingbeat.kernels.state.rows import Added, Steps, TreeRows
+from wingbeat.kernels.layer.reference import gated_norm, rms_norm
+from wingbeat.kernels.state.reference import channel_scan, convolve, delta_rule, selective_scan
+from wingbeat.kernels.state.rows import Added, ChannelParameters, Steps, TreeRows
 
 CONVOLUTION, RECURRENCE = (False, 0), (True, 0)
 """Parts of the states of these mixers, as in `StatePool.parts`."""
 EPSILON = 1e-6
 """Value added to the sum of squares when queries and keys are L2-normalised."""
 _SILU = ("silu", "swish")
+_MAMBA1 = ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log", "D", "time_step_rank", "ssm_state_size")
+_MAMBA1_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 _MAMBA2 = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "n_groups", "num_heads", "head_dim", "time_step_limit", "norm")
 _DELTA_NETS = ("conv1d", "dt_bias", "A_log", "norm", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
 
@@ -58,6 +61,29 @@ class MixerSteps(ABC):
         conv = self.module.conv1d
         weight, at = conv.weight.squeeze(1), inputs.transpose(1, 2)
         return convolve(at, states, rows, weight, conv.bias, True, scale, kept)[0].transpose(1, 2)
+
+
+class Mamba1Steps(MixerSteps):
+    """Mamba-1 (arXiv 2312.00752) with norms of step sizes, B and C, as in Jamba."""
+
+    def kept(self) -> list[tuple[int, ...]]:
+        """See `MixerSteps.kept`."""
+        channels, state_dim = self.module.A_log.shape
+        return [(channels,), (channels,), (state_dim,), (channels,)]
+
+    def __call__(
+        self, parts: list[Tensor], states: dict[tuple[bool, int], Tensor], rows: TreeRows, kept: list[Tensor]
+    ) -> Tensor:
+        """See `MixerSteps.__call__`."""
+        mixer = self.module
+        inputs, gate = (parts[1] if self.entries else mixer.in_proj(parts[0])).chunk(2, dim=-1)
+        mixed = self._convolved(inputs, states[CONVOLUTION], rows, kept[0], None)
+        sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
+        norms = (getattr(mixer, name) for name in _MAMBA1_NORMS)
+        projected = zip(mixer.x_proj(mixed).split(sizes, dim=-1), norms, strict=True)
+        dt, into, out_of = (rms_norm(part, norm.weight, norm.variance_epsilon) for part, norm in projected)
+        steps, own = functional.linear(dt, mixer.dt_proj.weight), channel_parameters(mixer)
+        return channel_scan(mixed, steps, gate, into, out_of, own, states[RECURRENCE], rows, Added(*kept[1:]))[0]
 
 
 class Mamba2Steps(MixerSteps):
@@ -148,6 +174,11 @@ class DeltaSteps(MixerSteps):
         return gated_norm(out, z.unflatten(-1, values), norm.weight, epsilon, values[1], False, 1.0).flatten(2)
 
 
+def channel_parameters(mixer: Any) -> ChannelParameters:
+    """Weights of a Mamba-1 mixer's recurrence."""
+    return ChannelParameters(mixer.A_log, mixer.dt_proj.bias, mixer.D)
+
+
 def steps_of(module: nn.Module, entries: list[nn.Linear]) -> MixerSteps | None:
     """Returns the steps of a mixer; None if no class of this module has its parts."""
     if getattr(module, "activation", None) not in _SILU:
@@ -157,6 +188,8 @@ def steps_of(module: nn.Module, entries: list[nn.Linear]) -> MixerSteps | None:
     code = inspect.unwrap(type(module).forward).__code__.co_names
     if "mamba2_chunk_scan" in code and all(hasattr(module, name) for name in _MAMBA2) and names in ([], ["in_proj"]):
         return Mamba2Steps(module, names)
+    if "mamba_selective_scan" in code and all(hasattr(module, name) for name in (*_MAMBA1, *_MAMBA1_NORMS)):
+        return Mamba1Steps(module, names) if names in ([], ["in_proj"]) else None
     apart = [f"in_proj_{name}" for name in ("qkv", "z", "b", "a")], ["in_proj_qkvz", "in_proj_ba"]
     if "torch_chunk_gated_delta_rule" in code and all(hasattr(module, name) for name in _DELTA_NETS) and names in apart:
         return DeltaSteps(module, names)

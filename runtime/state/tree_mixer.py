@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from wingbeat.kernels.state.reference import (
+    advance_channels,
     advance_convolution,
     advance_recurrence,
+    channel_scan,
     convolve,
     delta_rule,
     selective_scan,
 )
-from wingbeat.kernels.state.rows import Added, Path, Steps, TreeRows
+from wingbeat.kernels.state.rows import Added, ChannelParameters, Path, Steps, TreeRows
 from wingbeat.runtime.state.mixer import Mixer, copied
 from wingbeat.runtime.state.mixer_steps import CONVOLUTION, EPSILON, RECURRENCE, steps_of
 from wingbeat.runtime.state.pool import LayerState, StatePool
@@ -117,17 +119,39 @@ class TreeView:
         self.left[True, 0] = added
         return out.contiguous(), None  # the callers use view()
 
+    def channel_scan(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        z: Tensor,
+        delta_bias: Tensor,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Replaces transformers' `mamba_selective_scan` in the mixer's forward."""
+        inputs, dt, gate, into, out_of = (part.transpose(1, 2) for part in (hidden_states, dt, z, B, C))
+        own = ChannelParameters((-A).log(), delta_bias, D)
+        out, added = channel_scan(inputs, dt, gate, into, out_of, own, self.states[True, 0], self.rows)
+        self.left[True, 0] = added
+        return out.transpose(1, 2), None
+
 
 class _Recurrence(NamedTuple):
     """Name of a function of transformers, and the function that replaces it in passes over trees."""
 
     name: str
     over_trees: Callable
+    num_dims: int
+    """Number of dimensions of a sequence's state."""
 
 
 _RECURRENCES = (
-    _Recurrence("torch_chunk_gated_delta_rule", TreeView.delta_rule),
-    _Recurrence("mamba2_chunk_scan", TreeView.selective_scan),
+    _Recurrence("torch_chunk_gated_delta_rule", TreeView.delta_rule, 3),
+    _Recurrence("mamba2_chunk_scan", TreeView.selective_scan, 3),
+    _Recurrence("mamba_selective_scan", TreeView.channel_scan, 2),
 )
 
 
@@ -142,9 +166,7 @@ class TreeMixer(Mixer):
         def of_view(function: Callable) -> Callable:
             return lambda *args, **kwargs: function(self._trees, *args, **kwargs)
 
-        found = {
-            one.name: of_view(one.over_trees) for one in (_Recurrence(_CONVOLUTION, TreeView.convolve), *_RECURRENCES)
-        }
+        found = {one.name: of_view(one.over_trees) for one in _RECURRENCES} | {_CONVOLUTION: of_view(TreeView.convolve)}
         self._over = copied(module, forward, found)
         self._steps = steps_of(module, entries)
         if self._steps is not None and not self._is_alike():
@@ -155,8 +177,8 @@ class TreeMixer(Mixer):
     def fits(module: nn.Module, state: LayerState) -> bool:
         """Whether each part of the state is read by a function that has a replacement for trees."""
         names = inspect.unwrap(type(module).forward).__code__.co_names
-        recurs = any(one.name in names for one in _RECURRENCES)
-        return all(recurs if part.recurrent else _CONVOLUTION in names for part in state.parts)
+        dims = {one.num_dims for one in _RECURRENCES if one.name in names}
+        return all(len(part.shape) in dims if part.recurrent else _CONVOLUTION in names for part in state.parts)
 
     def _over_trees(self, padded: list[Tensor], decodes: DecodeStates, states: RoundStates) -> list[Tensor]:
         """See `Mixer`."""
@@ -222,7 +244,9 @@ class TreeMixer(Mixer):
         left = iter(kept.latest_states(self, len(accepted.slots), accepted.num_nodes))
         for (recurrent, index), count in self._parts.items():
             states, own = pool.parts(self.state.layer)[recurrent, index], [next(left) for _ in range(count)]
-            if recurrent:
+            if recurrent and states.dim() == 3:
+                advance_channels(Added(*own), self.module.A_log, states, path)
+            elif recurrent:
                 advance_recurrence(Added(*own), states, path)
             else:
                 advance_convolution(own[0], states, path)

@@ -27,11 +27,11 @@ def params(speculation: bool) -> list[SamplingParams]:
     return [SamplingParams(**fields, **way) for way in WAYS.values()]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1", "lfm2", "jamba"])
 def test_captured_rounds_write_what_the_cpu_writes_eagerly(gpu, name):
-    eager = prepare_model(random_hybrid(name, NUM_LAYERS), name)
+    eager = prepare_model(random_hybrid(name, NUM_LAYERS, experts=False), name)
     expected, _ = generate(eager, engine_config(SHAPE, **LIMITS), None, PROMPTS, params(False))
-    loaded = prepare_model(random_hybrid(name, NUM_LAYERS).to(CUDA), name)
+    loaded = prepare_model(random_hybrid(name, NUM_LAYERS, experts=False).to(CUDA), name)
     sequences = [prompt + more for prompt, more in zip(PROMPTS, expected, strict=True)]
     drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
     engine = build_engine(loaded, engine_config(SHAPE, **LIMITS), drafter, InProcessChannel)

@@ -70,7 +70,7 @@ SMALL = (
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"
     " or (packed and (its_reference or numbers_are) and q4_k) or a_tile_of_the_device or (a_row_alone and plain)"
     " or (alike and (bfloat16 or tree)) or (the_delta_rule and 2-7-12-41-normed)"
-    " or (selective_scan and 2-7) or (a_convolution_is and 2-7-41) or (states_advance and 2-7-4-3)"
+    " or ((selective_scan or channel_scan) and 2-7) or (a_convolution_is and 2-7-41) or (states_advance and 2-7-4-3)"
     " or (a_gated_norm and dtypes1)"
 )
 """A case or a few of each kernel."""

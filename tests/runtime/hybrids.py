@@ -104,7 +104,7 @@ CONFIGS = {
 """Short convolutions, gated delta nets, Mamba-2 alone and beside attention, Mamba-1."""
 
 
-def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
+def random_hybrid(name: str, num_layers: int | None = None, experts: bool = True) -> PreTrainedModel:
     """A verifier whose random weights are all far from zero.
 
     Args:
@@ -112,6 +112,8 @@ def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
     """
     torch.manual_seed(0)
     config = CONFIGS[name]() if num_layers is None else of_layers(name, range(num_layers))
+    if not experts and hasattr(config, "num_experts"):
+        config.num_experts = 1
     return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
 
 

@@ -2,8 +2,9 @@
 
 import torch
 
+from wingbeat.kernels.state import channels as triton_channels
 from wingbeat.kernels.state import triton as triton_state
-from wingbeat.kernels.state.rows import Added, Path, Steps, TreeRows
+from wingbeat.kernels.state.rows import Added, ChannelParameters, Path, Steps, TreeRows
 
 
 def launch_all() -> None:
@@ -31,3 +32,9 @@ def launch_recurrences(num_reqs: int, num_nodes: int, heads: tuple[int, int], di
         given = (channels.transpose(1, 2), past, rows, weight, past[0, :, 0])
         triton_state.convolve(*given, True, scale, torch.empty_like(channels))
     triton_state.advance_convolution(channels, past, path)
+    narrow, rate = keys[..., 0, :16], channels.new_zeros(channels.shape[2], 16).float()
+    own, recurrent = ChannelParameters(rate, rate[:, 0], rate[:, 0]), past.new_zeros(num_reqs + 1, *rate.shape).float()
+    given = (channels, channels, channels, narrow, narrow, own, recurrent)
+    _, added = triton_channels.channel_scan(*given, rows, None)
+    triton_channels.scan_tokens(*given)
+    triton_channels.advance_channels(added, rate, recurrent, path)

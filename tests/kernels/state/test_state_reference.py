@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from wingbeat.kernels.state.reference import (
+    advance_channels,
     advance_convolution,
     advance_recurrence,
+    channel_scan,
     convolve,
     delta_rule,
+    scan_tokens,
     selective_scan,
 )
-from wingbeat.kernels.state.rows import Path, TreeRows
+from wingbeat.kernels.state.rows import ChannelParameters, Path, TreeRows
 
 SHAPES = {"B1-N1": (1, 1), "B2-N7": (2, 7), "B3-N17": (3, 17)}
 NUM_STATES, SLOTS = 5, (3, 0, 2)
@@ -121,3 +124,25 @@ def test_a_selective_scan_follows_ancestors(case):
 
     out, added = selective_scan(inputs, steps, (-rate).log(), into, out_of, states, rows)
     check(parents, slots, rows, states, out, step, lambda after, path: advance_recurrence(added, after, path))
+
+
+def test_a_channel_scan_follows_ancestors(case):
+    parents, slots, rows, numbers, draw = case
+    inputs, dt, gate = numbers(CHANNELS), numbers(CHANNELS), numbers(CHANNELS)
+    into, out_of = numbers(COLUMNS), numbers(COLUMNS)
+    rate, (bias, direct) = torch.randn(CHANNELS, COLUMNS, generator=draw), torch.randn(2, CHANNELS, generator=draw)
+    states = torch.randn(NUM_STATES, CHANNELS, COLUMNS, generator=draw)
+
+    def step(state, req, node):
+        size = (1 + (dt[req, node] + bias).exp()).log()[:, None]
+        state = state * (-size * rate.exp()).exp() + size * inputs[req, node, :, None] * into[req, node]
+        out = (state * out_of[req, node]).sum(1) + direct * inputs[req, node]
+        return state, out * gate[req, node] * gate[req, node].sigmoid()
+
+    own = ChannelParameters(rate, bias, direct)
+    out, added = channel_scan(inputs, dt, gate, into, out_of, own, states, rows)
+    check(parents, slots, rows, states, out, step, lambda after, path: advance_channels(added, rate, after, path))
+    # A sequence of tokens is a tree of one path.
+    chains = TreeRows.of(slots, torch.arange(inputs.shape[1]).expand(len(slots), -1) - 1, inputs.shape[1] - 1, WIDTH)
+    expected, _ = channel_scan(inputs, dt, gate, into, out_of, own, states, chains)
+    torch.testing.assert_close(scan_tokens(inputs, dt, gate, into, out_of, own, states[slots]), expected)

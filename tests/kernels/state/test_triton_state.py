@@ -6,9 +6,10 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.state.test_state_reference import trees
+from wingbeat.kernels.state import channels as triton_channels
 from wingbeat.kernels.state import reference
 from wingbeat.kernels.state import triton as triton_state
-from wingbeat.kernels.state.rows import Path, Steps, TreeRows
+from wingbeat.kernels.state.rows import ChannelParameters, Path, Steps, TreeRows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -33,6 +34,8 @@ def placed(part):
         return TreeRows(*map(placed, part))
     if isinstance(part, Steps):
         return part._replace(bias=placed(part.bias))
+    if isinstance(part, ChannelParameters):
+        return ChannelParameters(*map(placed, part))
     if isinstance(part, tuple):
         return tuple(map(placed, part))
     return part.to(DEVICE) if isinstance(part, torch.Tensor) else part
@@ -82,6 +85,24 @@ def test_a_selective_scan_is_its_reference(num_reqs, num_nodes, head_dim, state_
     check((own, *own_added), (out, *added))
 
 
+@pytest.mark.parametrize(
+    ("num_reqs", "num_nodes", "channels", "state_dim"), [(2, 7, 70, 12), (1, 1, 64, 16), (2, 13, 5, 3)]
+)
+def test_a_channel_scan_is_its_reference(num_reqs, num_nodes, channels, state_dim):
+    numbers, draw, rows = drawn(num_reqs, num_nodes)
+    inputs, gate = numbers(2 * channels).split(channels, dim=-1)
+    dt, both = numbers(channels).transpose(1, 2).contiguous().transpose(1, 2), numbers(2 * state_dim)
+    own = ChannelParameters(torch.randn(channels, state_dim, generator=draw), *torch.randn(2, channels, generator=draw))
+    states = torch.randn(num_reqs + 1, channels, state_dim, generator=draw)
+    given = (inputs, dt, gate, both[..., :state_dim], both[..., state_dim:], own)
+    out, added = reference.channel_scan(*given, states, rows)
+    result, own_added = triton_channels.channel_scan(*map(placed, given), placed(states), placed(rows), None)
+    check((result, *own_added), (out, *added))
+    prompts, passed = states[:num_reqs].to(DEVICE, copy=True), states[:num_reqs].clone()
+    tokens = reference.scan_tokens(*given, passed)
+    check((triton_channels.scan_tokens(*map(placed, given), prompts), prompts), (tokens, passed))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("activated", [True, False], ids=["activated", "plain"])
 @pytest.mark.parametrize(("num_reqs", "num_nodes", "channels", "length"), [(2, 7, 41, 4), (1, 1, 16, 3), (3, 17, 5, 5)])
@@ -122,6 +143,12 @@ def test_states_advance_as_by_the_references(num_reqs, num_nodes, longest, times
         reference.advance_recurrence(ours, states, path)
         triton_state.advance_recurrence(reference.Added(*map(placed, ours)), own, there)
         check((own,), (states,))
+    added, rate = reference.Added(numbers(70), numbers(5), numbers(70).abs()), torch.randn(70, 5, generator=draw)
+    states = torch.randn(num_reqs * times, 70, 5, generator=draw)
+    own = states.to(DEVICE, copy=True)
+    reference.advance_channels(added, rate, states, path)
+    triton_channels.advance_channels(reference.Added(*map(placed, added)), placed(rate), own, there)
+    check((own,), (states,))
 
 
 def test_the_spare_row_is_not_written():
@@ -137,6 +164,12 @@ def test_the_spare_row_is_not_written():
     states, past = before.to(DEVICE, copy=True), before[:, 0].to(DEVICE, copy=True)
     triton_state.advance_recurrence(reference.Added(*map(placed, added)), states, path)
     triton_state.advance_convolution(placed(numbers(7)), past, path)
-    for after, own in ((states.cpu(), before), (past.cpu(), before[:, 0])):
+    of_channels = before[:, 0].to(DEVICE, copy=True)
+    parts = reference.Added(numbers(7), numbers(5), numbers(7).abs())
+    triton_channels.advance_channels(
+        reference.Added(*map(placed, parts)), placed(torch.randn(7, 5, generator=draw)), of_channels, path
+    )
+    checked = ((states, before), (past, before[:, 0]), (of_channels, before[:, 0]))
+    for after, own in ((after.cpu(), own) for after, own in checked):
         assert torch.equal(after[1:], own[1:])
         assert not torch.equal(after[0], own[0])
