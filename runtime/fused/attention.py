@@ -29,23 +29,36 @@ _HALVES = {
     "jamba": "Jamba",
     "lfm2": "Lfm2",
     "lfm2_moe": "Lfm2Moe",
+    "llama": "Llama",
+    "mistral": "Mistral",
     "mixtral": "Mixtral",
     "nemotron_h": "NemotronH",
     "phi": "Phi",
     "phi3": "Phi3",
     "phimoe": "Phimoe",
+    "qwen2": "Qwen2",
     "qwen2_moe": "Qwen2Moe",
+    "qwen3": "Qwen3",
     "qwen3_5": "Qwen3_5",
     "qwen3_5_moe": "Qwen3_5Moe",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
+    "seed_oss": "SeedOss",
+    "smollm3": "SmolLM3",
+    "starcoder2": "Starcoder2",
 }
 KNOWN_ATTENTIONS = {
     f"transformers.models.{family}.modeling_{family}.{name}Attention": turn
     for turn, families in {
         HALVES: _HALVES,
         ONE_HALF: {"gpt_oss": "GptOss"},
-        IN_PAIRS: {"glm": "Glm", "glm4": "Glm4"},
+        IN_PAIRS: {
+            "ernie4_5": "Ernie4_5",
+            "ernie4_5_moe": "Ernie4_5_Moe",
+            "glm": "Glm",
+            "glm4": "Glm4",
+            "helium": "Helium",
+        },
     }.items()
     for family, name in families.items()
 }
@@ -119,6 +132,8 @@ class AttentionHalf:
             heads = torch.cat([queries, heads[:, first:]], dim=1)
         keys = self.factor * getattr(attn, "key_multiplier", 1.0)
         factors = None if self.factor == keys == 1.0 else (self.factor, keys)
+        if not getattr(attn, "use_rope", True):
+            position_embeddings = None
         cos, sin = (part[0] for part in position_embeddings or [heads.new_empty(1, len(heads), 0)] * 2)
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
         query = self.ops.rotate_and_store(heads, cos, sin, *cache, own.slot_mapping, *self.norms, self.turn, factors)

@@ -37,6 +37,7 @@ _FAMILIES = {
         "GraniteMoeHybridDecoderLayer",
         Halves(_TWO_NORMS, ("mamba", "self_attn"), ("block_sparse_moe", "shared_mlp")),
     ),
+    "llama": ("LlamaDecoderLayer", _MIXTURE),
     "lfm2": ("Lfm2DecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "lfm2_moe": ("Lfm2MoeDecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "mixtral": ("MixtralDecoderLayer", _MIXTURE),
@@ -91,8 +92,9 @@ class HalvesLayer(nn.Module):
         if name != "self_attn":
             return mixer(normed[None])[0]
         factor = getattr(self, "attention_in_multiplier", 1.0)
-        normed = normed if mixer._half.factor == factor else normed * factor
-        return mixer(normed[None], **kwargs)[0][0]
+        own = mixer._half.factor if isinstance(mixer, FusedAttention) else 1.0
+        normed = normed if own == factor else normed * factor
+        return mixer(normed[None], **{"attention_mask": None, **kwargs})[0][0]
 
     def _activated(self, name: str, mlp: Any, normed: Tensor) -> tuple[Tensor, float]:
         """Runs an MLP; returns its output [num_tokens, hidden_size] and the output's factor."""
@@ -139,7 +141,7 @@ def join_halves(
     layer.__class__ = kind
     layer.__dict__.update(_ops=ops, _halves=halves, _gated=gated, _of_tuple=of_tuple)
     attn = getattr(layer, "self_attn", None)
-    if attn is not None and all(getattr(attn, name).bias is None for name in attn._half.projections):
+    if isinstance(attn, FusedAttention) and all(getattr(attn, name).bias is None for name in attn._half.projections):
         attn._half.factor = getattr(layer, "attention_in_multiplier", 1.0)
 
 
@@ -148,15 +150,15 @@ def take_back(layer: Any, kind: type[nn.Module]) -> None:
     layer.__class__ = kind
     for name in ("_ops", "_halves", "_gated", "_of_tuple"):
         del layer.__dict__[name]
-    if getattr(layer, "self_attn", None) is not None:
+    if isinstance(getattr(layer, "self_attn", None), FusedAttention):
         layer.self_attn._half.factor = 1.0
 
 
 def fits(layer: nn.Module, halves: Halves, norm: type[nn.Module]) -> bool:
-    """Whether a layer's norms and attention are fused."""
+    """Whether a layer's norms are fused, and a trial can run its attention."""
     attn = getattr(layer, "self_attn", None)
     norms = (getattr(layer, name, None) for name in halves.norms)
-    return all(isinstance(each, norm) for each in norms) and (attn is None or isinstance(attn, FusedAttention))
+    return all(isinstance(each, norm) for each in norms) and (attn is None or hasattr(attn, "q_proj"))
 
 
 @contextmanager

@@ -9,7 +9,6 @@ are the weights of the gate and up projections. The model's own tensors become v
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -33,6 +32,7 @@ from wingbeat.runtime.fused.attention import (
 from wingbeat.runtime.fused.halves import KNOWN_HALVES, HalvesLayer, fits, join_halves, without_experts
 from wingbeat.runtime.fused.halves import take_back as take_back_halves
 from wingbeat.runtime.fused.products import Product, choose_products, multiply
+from wingbeat.runtime.fused.same_code import known_as, name_of
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
@@ -57,6 +57,7 @@ norm and the matrix product that follows the norm.
 
 _ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of the class names of norms that multiply by one more than their weight."""
+_GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 _INPUT_NORMS = ("input_layernorm", "operator_norm", "norm")
 _BLOCK_SIZE = 16
 
@@ -67,18 +68,25 @@ class Swap(ABC):
     ops: LayerOps
     """Steps used for the norms outside swapped layers."""
     known = KNOWN_LAYERS
-    known_attentions: Mapping[str, Turn] = {}
-    """Class names of attention modules that may be swapped without the rest of their layer; see `KNOWN_ATTENTIONS`."""
+    swaps_attention = False
+    """Whether attention modules are swapped where the rest of their layer is not."""
     gates = frozenset({"SiLU", "SiLUActivation"})
     """Supported activation functions of MLPs, by class name."""
 
     def knows(self, layer: nn.Module) -> bool:
-        """Whether the layer is swapped as a whole."""
-        return name_of(type(layer)) in self.known
+        """Whether the layer may be swapped as a whole."""
+        name = known_as(type(layer), self.known)
+        if name is None or name == name_of(type(layer)):
+            return name is not None
+        attn, mlp = attention_of(layer), getattr(layer, "mlp", None)
+        return _attention_name(attn) is not None and all(hasattr(mlp, part) for part in (*_GATED_MLP, "act_fn"))
 
     @abstractmethod
-    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
-        """Replaces a layer's class; raises ValueError and leaves the layer unchanged if the layer is not supported."""
+    def swap(self, layer: nn.Module, attention: LayerAttention, is_whole: bool = True) -> None:
+        """Replaces the class of a layer, or of its attention alone.
+
+        Raises ValueError and leaves the layer unchanged if the layer is not supported.
+        """
 
     def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
         """Restores the classes of a swapped layer and its attention."""
@@ -92,15 +100,13 @@ class OpsSwap(Swap):
         self.ops, self._division = ops, division
         # In a divided model, an attention module is not swapped without its layer, because the output projection needs
         # a sum across processes, which only the projection's own module computes.
-        self.known_attentions = KNOWN_ATTENTIONS if division is None else {}
+        self.swaps_attention = division is None
 
-    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
+    def swap(self, layer: nn.Module, attention: LayerAttention, is_whole: bool = True) -> None:
         """See `Swap.swap`."""
         attn = attention_of(layer)
-        half = AttentionHalf(
-            attn, self.ops, attention, self.known_attentions.get(name_of(_attention_kind(attn)), HALVES)
-        )
-        if self.knows(layer):
+        half = AttentionHalf(attn, self.ops, attention, _turn_of(attn))
+        if is_whole:
             layer.__class__ = _fused_class(type(layer), FusedLayer)
             layer.__dict__.update(_ops=self.ops, _half=half, _division=self._division)
             layer.join()
@@ -185,18 +191,30 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
     """Swaps one layer. Returns the reason if the layer, or a part of the layer, stays unchanged; else None."""
-    kind, attn = type(layer), attention_of(layer)
-    is_whole, attention_kind = swap.knows(layer), type(attn)
-    if not is_whole and name_of(_attention_kind(attn)) not in swap.known_attentions:
-        return f"{kind.__qualname__} is not supported"
+    attn = attention_of(layer)
+    known, kind = swap.knows(layer), type(layer).__qualname__
+    if not known and not (swap.swaps_attention and _attention_name(attn)):
+        return f"{kind} is not supported"
     if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
         return f"heads with {attention.key_dim} and {attention.value_dim} elements are not supported"
+    reason = _swap_tried(layer, attention, swap, division) if known else f"{kind} is not supported"
+    if reason is None or not (swap.swaps_attention and _attention_name(attn)):
+        return reason
+    problem = _swap_tried(layer, attention, swap, division, is_whole=False)
+    return problem or f"only attention is fused, because {reason}"
+
+
+def _swap_tried(
+    layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None, is_whole: bool = True
+) -> str | None:
+    """Swaps a layer or its attention, if a trial gives the same numbers; else returns the reason."""
+    kind, attention_kind = type(layer), type(attention_of(layer))
     gate = type(layer.mlp.act_fn).__name__ if is_whole else None
     if is_whole and gate not in swap.gates:
         return f"{gate} in an MLP is not supported"
     expected = _trial(layer, attention, is_whole)
     try:
-        swap.swap(layer, attention)
+        swap.swap(layer, attention, is_whole)
     except ValueError as error:
         return str(error)
     found = _trial(layer, attention, is_whole)
@@ -206,13 +224,14 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
         problem = division.agree(problem)
     if problem is not None:
         swap.take_back(layer, kind, attention_kind)
-    return problem or (None if is_whole else f"only attention is fused, because {kind.__qualname__} is not supported")
+    return problem
 
 
 def _fuse_halves(layer: nn.Module, attention: LayerAttention, swap: Swap) -> bool:
     """Fuses the sums and norms of a layer that is not swapped as a whole, if a trial gives the same numbers."""
-    kind, halves = type(layer), KNOWN_HALVES.get(name_of(type(layer)))
-    if halves is None or not fits(layer, halves, FusedNorm):
+    kind, name = type(layer), known_as(type(layer), KNOWN_HALVES)
+    halves = None if name is None else KNOWN_HALVES[name]
+    if halves is None or attention.key_dim != attention.value_dim or not fits(layer, halves, FusedNorm):
         return False
     with without_experts(layer, halves):
         try:
@@ -234,17 +253,22 @@ def attention_of(layer: nn.Module) -> Any:
 
 def _attention_kind(attn: nn.Module | None) -> type:
     """Returns transformers' class, of which the module's own class may be a subclass; NoneType if it is not known."""
-    return next((kind for kind in type(attn).__mro__ if name_of(kind) in KNOWN_ATTENTIONS), type(None))
+    return next((kind for kind in type(attn).__mro__ if known_as(kind, KNOWN_ATTENTIONS)), type(None))
+
+
+def _attention_name(attn: nn.Module | None) -> str | None:
+    """Returns the name in `KNOWN_ATTENTIONS` of an attention module's class; None if it is not known."""
+    return known_as(_attention_kind(attn), KNOWN_ATTENTIONS)
+
+
+def _turn_of(attn: nn.Module | None) -> Turn:
+    """Returns what the RoPE of an attention module rotates together."""
+    return KNOWN_ATTENTIONS.get(_attention_name(attn) or "", HALVES)
 
 
 def is_packed(linear: nn.Linear) -> bool:
     """Whether a linear layer holds its weight in packed form."""
     return isinstance(linear, PackableLinear) and linear.packed is not None
-
-
-def name_of(kind: type) -> str:
-    """Returns module path and qualified name of a class."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class SwappedLayer(nn.Module):
@@ -461,7 +485,7 @@ def _run(layer: Any, attention: LayerAttention, is_whole: bool = True) -> tuple[
     hidden, positions = drawn_rows(len(norm.weight), weight), torch.arange(NUM_ROWS, device=weight.device)
     if attn is not None:
         angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)
-        halves = 1 if KNOWN_ATTENTIONS.get(name_of(_attention_kind(attn)), HALVES).one_half else 2
+        halves = 1 if _turn_of(attn).one_half else 2
         turned = tuple(part.repeat(1, halves).to(hidden.dtype)[None] for part in (angles.cos(), angles.sin()))
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from transformers import (
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
     GptOssConfig,
@@ -22,6 +23,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from tests.optional import kept
@@ -85,8 +87,10 @@ LIMITS: dict[str, int] = {
     "layer": 9,
     "layer by own products of few rows": 8,
     "layer of Gemma 3, with fused attention": 15,
+    "layer of Gemma, with fused attention": 12,
     "layer of GLM-4, with fused attention": 14,
     "layer of Phi-3, with fused attention": 12,
+    "layer of SmolLM3, with fused attention": 9,
     "layer of GLM-4-MoE, with fused attention and experts": 13,
     "layer of gpt-oss, with fused attention and experts": 13,
     "layer of Qwen2-MoE, with fused attention and experts": 14,
@@ -223,6 +227,8 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
         ),
         "GLM-4": lambda count: Glm4Config(**shape, num_hidden_layers=count),
         "Phi-3": lambda count: Phi3Config(**shape, num_hidden_layers=count),
+        "Gemma": lambda count: GemmaConfig(**shape, num_hidden_layers=count),
+        "SmolLM3": lambda count: SmolLM3Config(**shape, num_hidden_layers=count),
     }
     mixtures = {
         "GLM-4-MoE": lambda count: Glm4MoeConfig(**shape, **of_glm, n_routed_experts=4, num_hidden_layers=count),

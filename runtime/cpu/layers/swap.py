@@ -23,7 +23,7 @@ class StackSwap(Swap):
     def __init__(self, kernels: CpuKernels) -> None:
         self._stack = LayerStack(kernels)
 
-    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
+    def swap(self, layer: nn.Module, attention: LayerAttention, is_whole: bool = True) -> None:
         """See `Swap.swap`."""
         self._stack.add(layer, attention)
         layer.__class__ = cpu_class(type(layer))

@@ -1,0 +1,59 @@
+"""Recognises classes of transformers by their code: transformers copies a few modules into many families."""
+
+import inspect
+from collections.abc import Collection
+from functools import cache
+from importlib import import_module
+from types import CodeType, FunctionType
+
+_ORIGINALS = ("llama", "qwen2", "qwen3", "mixtral", "gemma2", "glm", "phi3")
+"""Families with whose classes other classes are compared; the code of the other known families equals one of theirs, or
+is shared by nobody."""
+
+
+def known_as(kind: type, known: Collection[str]) -> str | None:
+    """Returns the full name in `known` of a class or of one with the same code in `forward`; None if there is none."""
+    name = name_of(kind)
+    if name in known:
+        return name
+    return _same_as(kind, frozenset(known)) if kind.__module__.startswith("transformers.models.") else None
+
+
+def name_of(kind: type) -> str:
+    """Returns module path and qualified name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@cache
+def _same_as(kind: type, known: frozenset[str]) -> str | None:
+    own = inspect.unwrap(kind.forward)
+    modules = (import_module(f"transformers.models.{family}.modeling_{family}") for family in _ORIGINALS)
+    originals = {
+        f"{module.__name__}.{name}": value
+        for module in modules
+        for name, value in vars(module).items()
+        if name[0] != "_"
+    }
+    return next(
+        (name for name in sorted(known & originals.keys()) if _same(own, inspect.unwrap(originals[name].forward))), None
+    )
+
+
+def _same(one: FunctionType, other: FunctionType) -> bool:
+    """Whether two functions have the same code, and so have the functions of their modules that they call."""
+    if _code_of(one.__code__, one.__doc__) != _code_of(other.__code__, other.__doc__):
+        return False
+    called = [(one.__globals__.get(name), other.__globals__.get(name)) for name in one.__code__.co_names]
+    return all(
+        ours is theirs or _same(ours, theirs)
+        for ours, theirs in called
+        if isinstance(ours, FunctionType) and isinstance(theirs, FunctionType)
+    )
+
+
+def _code_of(code: CodeType, doc: str | None) -> tuple[object, ...]:
+    """A function's code without its name and its docstring."""
+    consts = tuple(
+        _code_of(const, None) if isinstance(const, CodeType) else const for const in code.co_consts if const != doc
+    )
+    return code.co_code, code.co_names, code.co_varnames, consts
