@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
     Gemma2Config,
@@ -128,6 +129,12 @@ def random_model(name: str, **overrides) -> PreTrainedModel:
     # A config belongs to one model: setting a model's attention writes into it.
     config = type(CONFIGS[name])(**(CONFIGS[name].to_dict() | overrides))
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def of_type(name: str) -> PreTrainedModel:
+    """A model of a family that CONFIGS has not."""
+    torch.manual_seed(0)
+    return add_noise(AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **SHAPE), dtype=torch.float32).eval())
 
 
 def noisy(name: str, **overrides) -> PreTrainedModel:

@@ -34,6 +34,7 @@ GEMMA_NORMS = {
 """Names of a layer's norm modules, by the kernels' names of the norms."""
 GATES = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
 """Numbers of the gates' activation functions in the kernels, by class name of the activation."""
+_UNROTATED = "unrotated"
 MOST_AHEAD = 1 << 20
 """Maximum number of elements of all outputs that are computed before their layers are called."""
 
@@ -76,7 +77,7 @@ class LayerStack:
         self._held: dict[int, list[object]] = {}
         self._kinds: dict[int, str | None] = {}
         """Maps a layer's index to the layer's type if layers of different types may have different rotary embeddings
-        (Gemma), else to None.
+        (Gemma), to `_UNROTATED` if the layer has none (SmolLM3), else to None.
         """
         self._attention: dict[int, LayerAttention] = {}
         self._added: dict[int, tuple[tuple[ctypes.Structure, ...], list[object]]] = {}
@@ -118,7 +119,8 @@ class LayerStack:
             attention.sliding_window or 0,
             None,
         )
-        self._kinds[attn.layer_idx] = getattr(attn, "layer_type", None) if _is_gemma(layer) else None
+        kind = getattr(attn, "layer_type", None) if _is_gemma(layer) else None
+        self._kinds[attn.layer_idx] = kind if getattr(attn, "use_rope", True) else _UNROTATED
         self._layers[attn.layer_idx] = layer_of(
             heads,
             len(hidden),
@@ -210,6 +212,8 @@ class LayerStack:
                 captured[layer] = hidden.new_empty(hidden.shape[1], width)
                 array[layer].captured = captured[layer].data_ptr()
         cos, sin = (part.float().contiguous() for part in position_embeddings)
+        if self._kinds[index] == _UNROTATED:
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         block_size = rows.caches[index][0].shape[1]
         addition = None if self.additions is None else self.additions.of_rows(rows)
         batch = batch_of(cos, sin, own.slot_mapping, own.packed, block_size, addition)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     Glm4Config,
     GlmConfig,
@@ -21,7 +20,7 @@ from transformers import (
 from tests.runtime.by_torch import by_torch
 from tests.runtime.caching_allocator import CachingAllocator
 from tests.runtime.hybrids import needs_states, random_hybrid
-from tests.runtime.models import CONFIGS, SHAPE, noisy, random_model
+from tests.runtime.models import CONFIGS, SHAPE, noisy, of_type, random_model
 from wingbeat.runtime.fused import layers
 from wingbeat.runtime.fused.attention import FusedAttention
 from wingbeat.runtime.fused.halves import Halves, HalvesLayer
@@ -87,12 +86,6 @@ def test_attention_of_families_that_no_other_test_has_is_fused(monkeypatch, conf
     torch.manual_seed(0)
     loaded = prepare_model(AutoModelForCausalLM.from_config(config), config.model_type)
     assert all(isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers)
-
-
-def of_type(name: str, **more: object) -> nn.Module:
-    """A model of a family, with random weights."""
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **SHAPE, **more))
 
 
 @pytest.mark.few(2)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.runtime.models import CONFIGS, noisy, random_model
+from tests.runtime.models import CONFIGS, noisy, of_type, random_model
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cpu.layers import layer_stack
@@ -90,6 +90,19 @@ def test_layers_of_known_kinds_are_ours_and_give_the_models_numbers(name, num_ca
     assert name.startswith("gemma") or len(num_calls) <= 1, "layers of one rotation are one call"
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["smollm3", "seed_oss", "ministral", "gemma"])
+@torch.inference_mode()
+def test_layers_with_a_known_layers_code_are_ours(name, num_calls):
+    """SmolLM3's last layer of four rotates nothing."""
+    loaded = prepare_model(of_type(name), name)
+    assert all(isinstance(layer, CpuLayer) for layer in loaded.decoder_layers)
+    num_calls.clear()
+    found, expected = both_ways(VerifierModel(loaded), loaded)
+    assert num_calls == ([3, 1] if name == "smollm3" else [4])
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
 
 
 @torch.inference_mode()
