@@ -41,19 +41,14 @@ def _same_as(kind: type, known: frozenset[str]) -> str | None:
 
 def _same(one: FunctionType, other: FunctionType) -> bool:
     """Whether two functions have the same code, and so have the functions of their modules that they call."""
-    if _code_of(one.__code__, one.__doc__) != _code_of(other.__code__, other.__doc__):
+    if _code_of(one.__code__) != _code_of(other.__code__):
         return False
-    called = [(one.__globals__.get(name), other.__globals__.get(name)) for name in one.__code__.co_names]
-    return all(
-        ours is theirs or _same(ours, theirs)
-        for ours, theirs in called
-        if isinstance(ours, FunctionType) and isinstance(theirs, FunctionType)
-    )
+    pairs = [[part.__globals__.get(name) for part in (one, other)] for name in one.__code__.co_names]
+    called = [pair for pair in pairs if any(isinstance(each, FunctionType) for each in pair)]
+    return all(type(ours) is type(theirs) and (ours is theirs or _same(ours, theirs)) for ours, theirs in called)
 
 
-def _code_of(code: CodeType, doc: str | None) -> tuple[object, ...]:
-    """A function's code without its name and its docstring."""
-    consts = tuple(
-        _code_of(const, None) if isinstance(const, CodeType) else const for const in code.co_consts if const != doc
-    )
-    return code.co_code, code.co_names, code.co_varnames, consts
+def _code_of(code: CodeType) -> tuple[object, ...]:
+    """A function's code without its name and its docstring, which is the first constant."""
+    consts = [_code_of(const) if isinstance(const, CodeType) else const for const in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, *(consts[1:] if isinstance(consts[0], str) else consts)

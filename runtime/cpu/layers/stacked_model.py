@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
+from wingbeat.runtime.fused.same_code import known_as
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.model import LayerTaps
 
@@ -19,12 +20,15 @@ _STEADY_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """RoPE types whose angles depend only on the position, not on the text's length."""
 _MOST_ROTATIONS = 1 << 14
 """Number of positions whose cosines and sines are cached."""
-KNOWN_DECODERS = frozenset(
-    f"transformers.models.{family}.modeling_{family}.{name}Model"
-    for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
+KNOWN_DECODERS, KNOWN_CAUSAL_LMS = (
+    frozenset(
+        f"transformers.models.{family}.modeling_{family}.{name}{suffix}"
+        for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
+    )
+    for suffix in ("Model", "ForCausalLM")
 )
 """Class names of decoders whose forward only embeds tokens, passes each layer's output to the next layer, and
-normalises the last output.
+normalises the last output; and of models that multiply the result by the output head alone.
 """
 
 
@@ -162,19 +166,16 @@ def join_model(model: nn.Module, layers: nn.ModuleList) -> None:
     """Makes a known decoder and causal LM run as one step, if one stack contains all layers."""
     decoder = next((module for module in model.modules() if layers in list(module.children())), None)
     joined = all(isinstance(layer, CpuLayer) and layer.stack is not None for layer in layers)
-    if not joined or _name(decoder) not in KNOWN_DECODERS or len(layers) != decoder.config.num_hidden_layers:
+    known = decoder is not None and known_as(type(decoder), KNOWN_DECODERS)
+    if not joined or not known or len(layers) != decoder.config.num_hidden_layers:
         return
-    is_known = _name(model).endswith("ForCausalLM") and _name(model).replace("ForCausalLM", "Model") == _name(decoder)
+    is_known = known_as(type(model), KNOWN_CAUSAL_LMS) is not None and getattr(model, "model", None) is decoder
     # A class whose forward another package has replaced is not changed.
     if type(decoder).forward.__module__ == type(decoder).__module__:
         _put_before(decoder, StackedDecoder)
         decoder.__dict__["_rotations"] = KeptRotations()
         if is_known and type(model).forward.__module__ == type(model).__module__:
             _put_before(model, StackedCausalLM)
-
-
-def _name(module: nn.Module | None) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _put_before(module: nn.Module, first: type[nn.Module]) -> None:

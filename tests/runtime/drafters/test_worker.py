@@ -21,7 +21,7 @@ from tests.runtime.models import (
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.memory import HOST_FIELDS
-from wingbeat.runtime.drafters import draft_stages, eagle, staged_drafter
+from wingbeat.runtime.drafters import draft_stages, eagle, prompt_stage, staged_drafter
 from wingbeat.runtime.drafters import worker as draft_worker
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.outcome_batch import batch_of
@@ -140,7 +140,8 @@ def serve_from_meta(make_worker, num_verifiers, speculation, captured, monkeypat
     """A tensor on "meta" has no data: reading one, or indexing it by what lies on the host, fails."""
     for module in (draft_worker, eagle, staged_drafter):
         monkeypatch.setattr(module, "upload", upload_to_meta)
-    monkeypatch.setattr(draft_stages, "upload_into", lambda to, values: to.copy_(upload_to_meta(values, to.device)))
+    for module in (draft_stages, prompt_stage):
+        monkeypatch.setattr(module, "upload_into", lambda to, values: to.copy_(upload_to_meta(values, to.device)))
     head = random_head(reference("llama").loaded).to("meta")
     drafter = EagleDrafter(head, speculation, FakeDevice() if captured else None)
     worker = make_worker(drafter)
@@ -155,7 +156,7 @@ def serve_from_meta(make_worker, num_verifiers, speculation, captured, monkeypat
             assert worker.run_once()
     assert [end.num_replies for end in ends] == [4] * num_verifiers
     if captured:
-        assert drafter.graph_stats.replays == {Stage.DRAFT_PROPOSAL: 1, Stage.DRAFT_ACCEPT: 1}
+        assert drafter.graph_stats.replays == {Stage.DRAFT_PROPOSAL: 1, Stage.DRAFT_ACCEPT: 1, Stage.DRAFT_PREFILL: 2}
 
 
 @pytest.mark.parametrize(
