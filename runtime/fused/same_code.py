@@ -51,4 +51,5 @@ def _same(one: FunctionType, other: FunctionType) -> bool:
 def _code_of(code: CodeType) -> tuple[object, ...]:
     """A function's code without its name and its docstring, which is the first constant."""
     consts = [_code_of(const) if isinstance(const, CodeType) else const for const in code.co_consts]
-    return code.co_code, code.co_names, code.co_varnames, *(consts[1:] if isinstance(consts[0], str) else consts)
+    has_doc = bool(consts) and isinstance(consts[0], str)
+    return code.co_code, code.co_names, code.co_varnames, *consts[has_doc:]

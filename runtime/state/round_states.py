@@ -97,18 +97,18 @@ class DecodeStates:
         return self.decodes.padded(rows)
 
     def paths_of(self, padded: Tensor) -> Tensor:
-        """Gathers rows along paths: [num_reqs, num_nodes, n] -> [num_seqs, longest, n]."""
+        """Gathers rows along paths: [num_reqs, num_nodes, ...] -> [num_seqs, longest, ...]."""
         if self._is_path:
             return padded
         num_reqs, num_nodes, longest = self._paths.shape
-        return _along(padded, self._paths.flatten(1)).view(num_reqs * num_nodes, longest, -1)
+        return _along(padded, self._paths.flatten(1)).view(num_reqs * num_nodes, longest, *padded.shape[2:])
 
     def nodes_of(self, mixed: Tensor) -> Tensor:
-        """Inverse of `paths_of`: [num_seqs, longest, n] -> [num_reqs, num_nodes, n]."""
+        """Inverse of `paths_of`: [num_seqs, longest, ...] -> [num_reqs, num_nodes, ...]."""
         if self._is_path:
             return mixed
         depths = self.decodes.tree.depths
-        return _along(mixed, depths.clamp(max=self._longest - 1).view(-1, 1)).view(*depths.shape, -1)
+        return _along(mixed, depths.clamp(max=self._longest - 1).view(-1, 1)).view(*depths.shape, *mixed.shape[2:])
 
 
 class AcceptedStates(NamedTuple):
@@ -138,13 +138,14 @@ class AcceptedStates(NamedTuple):
         return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets), times, self.spare)
 
     def rows_of(self, padded: Tensor) -> Tensor:
-        """Gathers rows along the accepted paths: [num_reqs, num_nodes, n] -> [num_reqs, longest, n]."""
+        """Gathers rows along the accepted paths: [num_reqs, num_nodes, ...] -> [num_reqs, longest, ...]."""
         return _along(padded, self.nodes)
 
 
 def _along(padded: Tensor, nodes: Tensor) -> Tensor:
-    """Gathers [num_reqs, num_nodes, n] by int64 [num_reqs, m] -> [num_reqs, m, n]."""
-    return padded.gather(1, nodes[..., None].expand(-1, -1, padded.shape[2]))
+    """Gathers [num_reqs, num_nodes, ...] by int64 [num_reqs, m] -> [num_reqs, m, ...]."""
+    rows = nodes.view(*nodes.shape, *[1] * (padded.dim() - 2))
+    return padded.gather(1, rows.expand(-1, -1, *padded.shape[2:]))
 
 
 class Piece(NamedTuple):

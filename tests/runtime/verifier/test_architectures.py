@@ -1,9 +1,12 @@
 """A sample of `benchmarks/architectures.py`: what is served writes the text of transformers, the rest is refused."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
+
+from tests.needs import needs
 
 pytestmark = pytest.mark.few(3)
 
@@ -47,6 +50,25 @@ def architectures():
 @pytest.mark.few(2)
 @pytest.mark.parametrize("model_type", SERVED)
 def test_served_with_the_text_of_transformers(architectures, model_type):
+    outcome = architectures.try_architecture(model_type)
+    assert outcome.outcome == "equal", outcome.reason
+
+
+def measured() -> list[str]:
+    """Model types that the committed results of the benchmark call equal."""
+    outcomes = json.loads((BENCHMARKS / "results" / "architectures.json").read_text(encoding="utf-8"))["outcomes"]
+    return [one["model_type"] for one in outcomes if one["outcome"] == "equal"]
+
+
+@pytest.mark.slow
+@needs("fused_layers")
+@pytest.mark.parametrize("steps", ["torch", "fused"])
+@pytest.mark.parametrize("model_type", measured())
+def test_every_family_of_the_results_is_served(architectures, monkeypatch, model_type, steps):
+    """Also where layers are replaced as on a GPU; a trial that fails at load would refuse the model."""
+    if steps == "fused":
+        layers = importlib.import_module("wingbeat.runtime.fused.layers")
+        monkeypatch.setattr(layers, "OPS", {"cpu": layers.LayerOps()})
     outcome = architectures.try_architecture(model_type)
     assert outcome.outcome == "equal", outcome.reason
 
