@@ -186,8 +186,8 @@ def test_a_capture_that_failed_is_named_and_its_prompts_run_eagerly(monkeypatch,
     """A smaller one is not tried: what spoils one capture of a model spoils them all."""
     stage = PromptGraphs._stage
 
-    def looking(graphs, num_pieces):
-        compute = stage(graphs, num_pieces)
+    def looking(graphs, *args):
+        compute = stage(graphs, *args)
 
         def computed(inputs):
             output = compute(inputs)
