@@ -217,7 +217,11 @@ def _rows_at_once(
 ) -> Tensor:
     """Returns `Reference.rows` of a text from one pass over whole paths."""
     paths = text.paths().to(next(model.parameters()).device)
-    return _rows(model(input_ids=paths, use_cache=False, **inputs(text, paths)).logits[:, len(text.prompt) - 1 :])
+    given = inputs(text, paths)
+    if not text.spans:
+        # As in generate(); without positions, RoBERTa's begin behind its padding token's.
+        given["position_ids"] = torch.arange(paths.shape[1], device=paths.device).expand_as(paths)
+    return _rows(model(input_ids=paths, use_cache=False, **given).logits[:, len(text.prompt) - 1 :])
 
 
 def _rows(logits: Tensor) -> Tensor:

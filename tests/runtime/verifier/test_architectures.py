@@ -23,6 +23,8 @@ SERVED = (
     # whose configuration names no end of text
     "roc_bert",
 )
+FLIPPED = ("gpt_oss", "minimax_m2")
+"""Families whose routers, with random weights, choose other experts after rounding."""
 REFUSED = {
     "zamba": "attention modules have no layer_idx",
     "mamba": "recurrent state",
@@ -71,6 +73,13 @@ def test_every_family_of_the_results_is_served(architectures, monkeypatch, model
         monkeypatch.setattr(layers, "OPS", {"cpu": layers.LayerOps()})
     outcome = architectures.try_architecture(model_type)
     assert outcome.outcome == "equal", outcome.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", [name for name in measured() if name not in FLIPPED])
+def test_every_family_is_loaded_in_half_precision(architectures, model_type):
+    """The trial at load compares the model with its own arithmetic in float32."""
+    architectures.prepare_model(architectures.tiny_model(model_type).bfloat16(), model_type)
 
 
 @pytest.mark.parametrize("model_type", list(REFUSED))
