@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import needs
-
 pytestmark = pytest.mark.few(3)
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -63,14 +61,8 @@ def measured() -> list[str]:
 
 
 @pytest.mark.slow
-@needs("fused_layers")
-@pytest.mark.parametrize("steps", ["torch", "fused"])
 @pytest.mark.parametrize("model_type", measured())
-def test_every_family_of_the_results_is_served(architectures, monkeypatch, model_type, steps):
-    """Also where layers are replaced as on a GPU; a trial that fails at load would refuse the model."""
-    if steps == "fused":
-        layers = importlib.import_module("wingbeat.runtime.fused.layers")
-        monkeypatch.setattr(layers, "OPS", {"cpu": layers.LayerOps()})
+def test_every_family_of_the_results_is_served(architectures, model_type):
     outcome = architectures.try_architecture(model_type)
     assert outcome.outcome == "equal", outcome.reason
 
