@@ -7,8 +7,7 @@ from importlib import import_module
 from types import CodeType, FunctionType
 
 _ORIGINALS = ("llama", "qwen2", "qwen3", "mixtral", "gemma2", "glm", "phi3")
-"""Families with whose classes other classes are compared; the code of the other known families equals one of theirs, or
-is shared by nobody."""
+"""Families with whose classes other classes are compared."""
 
 
 def known_as(kind: type, known: Collection[str]) -> str | None:
@@ -28,12 +27,7 @@ def name_of(kind: type) -> str:
 def _same_as(kind: type, known: frozenset[str]) -> str | None:
     own = inspect.unwrap(kind.forward)
     modules = (import_module(f"transformers.models.{family}.modeling_{family}") for family in _ORIGINALS)
-    originals = {
-        f"{module.__name__}.{name}": value
-        for module in modules
-        for name, value in vars(module).items()
-        if name[0] != "_"
-    }
+    originals = {f"{module.__name__}.{name}": value for module in modules for name, value in vars(module).items()}
     return next(
         (name for name in sorted(known & originals.keys()) if _same(own, inspect.unwrap(originals[name].forward))), None
     )

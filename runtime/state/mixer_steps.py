@@ -82,7 +82,8 @@ class Mamba1Steps(MixerSteps):
         norms = (getattr(mixer, name) for name in _MAMBA1_NORMS)
         projected = zip(mixer.x_proj(mixed).split(sizes, dim=-1), norms, strict=True)
         dt, into, out_of = (rms_norm(part, norm.weight, norm.variance_epsilon) for part, norm in projected)
-        steps, own = functional.linear(dt, mixer.dt_proj.weight), channel_parameters(mixer)
+        steps = functional.linear(dt, mixer.dt_proj.weight)
+        own = ChannelParameters(mixer.A_log, mixer.dt_proj.bias, mixer.D)
         return channel_scan(mixed, steps, gate, into, out_of, own, states[RECURRENCE], rows, Added(*kept[1:]))[0]
 
 
@@ -172,11 +173,6 @@ class DeltaSteps(MixerSteps):
         norm = mixer.norm
         epsilon = norm.variance_epsilon
         return gated_norm(out, z.unflatten(-1, values), norm.weight, epsilon, values[1], False, 1.0).flatten(2)
-
-
-def channel_parameters(mixer: Any) -> ChannelParameters:
-    """Weights of a Mamba-1 mixer's recurrence."""
-    return ChannelParameters(mixer.A_log, mixer.dt_proj.bias, mixer.D)
 
 
 def steps_of(module: nn.Module, entries: list[nn.Linear]) -> MixerSteps | None:

@@ -22,7 +22,7 @@ SERVED = (
     "roc_bert",
 )
 FLIPPED = ("gpt_oss", "minimax_m2")
-"""Families whose routers, with random weights, choose other experts after rounding."""
+"""Mixtures that the trial refuses in bfloat16 with random weights; published weights are not tried here."""
 REFUSED = {
     "zamba": "attention modules have no layer_idx",
     "mamba": "recurrent state",
