@@ -2,5 +2,5 @@
 
 kernels = dict.fromkeys(
     ("delta_rule", "selective_scan", "convolve", "advance_recurrence"), "wingbeat.kernels.state.triton"
-) | {"channel_scan": "wingbeat.kernels.state.channels"}
+) | {"channel_scan": "wingbeat.kernels.state.triton_channels"}
 cases = "wingbeat.kernels.state.comparison_case:CASES"

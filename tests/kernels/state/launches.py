@@ -2,8 +2,8 @@
 
 import torch
 
-from wingbeat.kernels.state import channels as triton_channels
 from wingbeat.kernels.state import triton as triton_state
+from wingbeat.kernels.state import triton_channels
 from wingbeat.kernels.state.rows import Added, ChannelParameters, Path, Steps, TreeRows
 
 

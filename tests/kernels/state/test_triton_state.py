@@ -6,8 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.state.test_state_reference import trees
-from wingbeat.kernels.state import channels as triton_channels
-from wingbeat.kernels.state import reference
+from wingbeat.kernels.state import reference, triton_channels
 from wingbeat.kernels.state import triton as triton_state
 from wingbeat.kernels.state.rows import ChannelParameters, Path, Steps, TreeRows
 
