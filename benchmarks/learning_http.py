@@ -5,9 +5,9 @@
 
 Two servers of the demo's verifier or of another model on this machine, with fixed trees or chains, start with one head
 (see `learning.py` for the kinds of heads). Clients request completions from the learning server, four at once, for some
-minutes. Before and after, both servers complete the same held-out prompts, whose texts must be equal. Then speeds are
-measured on these prompts, in turn: the learning server with its learner running, the same with the learner's process
-stopped, and the static server.
+minutes; `--busy` gives the learner pauses to train in. Before and after, both servers complete the same held-out
+prompts, whose texts must be equal. Then speeds are measured on these prompts, in turn: the learning server with its
+learner running, the same with the learner's process stopped, and the static server.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from servers import App, wingbeat_apps
 from wingbeat.deployments.app_config import AppConfig
 
 TOKENS, CLIENTS = 96, 4
+PERIOD_S = 20.0
+"""Duration of a phase of requests and the pause after it, in seconds."""
 MODEL_LEN = 1024
 """Maximum length of a sequence of a model other than the demo's."""
 BLOCK_S = 10.0
@@ -100,10 +102,15 @@ class Traffic:
                 answer = complete(self._app, prompt, temperature=self._temperature, seed=number)
             self.num_tokens += answer["usage"]["completion_tokens"]
 
-    def go_for(self, seconds: float) -> None:
-        """Sends requests for `seconds`, then waits for the remaining answers."""
-        self._goes.set()
-        time.sleep(seconds)
+    def go_for(self, seconds: float, busy: float) -> None:
+        """Sends requests for the share `busy` of `seconds`, in phases, then waits for the remaining answers."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._goes.set()
+            time.sleep(min(left, PERIOD_S * busy))
+            if busy < 1:
+                self._goes.clear()
+                time.sleep(max(0.0, min(end - time.monotonic(), PERIOD_S * (1 - busy))))
         self._goes.clear()
         for _ in range(CLIENTS):
             self._busy.acquire()
@@ -179,7 +186,7 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Spe
             print(marks[-1].line(), flush=True)
             while marks[-1].minutes < options.minutes:
                 minutes = min(options.every, options.minutes - marks[-1].minutes)
-                bench.traffic.go_for(60 * minutes)
+                bench.traffic.go_for(60 * minutes, options.busy)
                 marks.append(bench.mark(marks[-1].minutes + minutes))
                 print(marks[-1].line(), flush=True)
         finally:
@@ -194,6 +201,7 @@ def main() -> None:
     add_learning_options(parser, "learning_http", minutes=5.0, every=2.5, prompts=8)
     parser.add_argument("--model", help="a model in place of the demo's; needs the folder of its head in --head")
     parser.add_argument("--chain", type=int, help="draft chains of this length in place of trees")
+    parser.add_argument("--busy", type=float, default=1.0, help="share of the time in which clients send requests")
     parser.add_argument("--turns", type=int, default=7, help="repeats of the speed measurement")
     options = parser.parse_args()
     if options.model is not None and options.head in ("demo", "narrow", "blank"):

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("gpu", "few_rows", "experts", "lora", "state", "packed", "alike")
+PARTS = ("gpu", "few_rows", "experts", "lora", "state", "packed", "alike", "latent_attention")
 """Folders of the parts, in the order in which their hooks are applied."""
 
 

@@ -72,6 +72,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   attend.
 - `fuse_layers(model, layers, attention, deterministic, division)`: replaces a verifier's norms, rotations and decoder
   layers by faster ones that compute the same; `attention` are the layers' `kv.pool.LayerAttention`.
+- `attentions`: by class name of attention modules, the `fused.attention.AttentionHalf` that computes them.
 - `swap_layers(parameter, deterministic)`: a `fused.layers.Swap` for layers with this parameter's device and dtype; None
   leaves the layers unchanged. `finish_layers(model, layers)` is called after all layers were processed.
 - `choose_experts(model)`: replaces routers and experts of mixtures by faster ones, before layers are switched.
@@ -153,7 +154,15 @@ PARTS = (
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
     *("tensorrt.lora", "media", "tensorrt.media", "one_graph", "drawn_trees", "latent_heads", "rollouts", "alike"),
-    *("fp8_heads", "belonging", "draft_rules", "config_values", "head_families", "generation_rules"),
+    *(
+        "latent_attention",
+        "fp8_heads",
+        "belonging",
+        "draft_rules",
+        "config_values",
+        "head_families",
+        "generation_rules",
+    ),
 )
 """Names of the parts' folders, in the order in which the parts' hooks are called."""
 

@@ -343,6 +343,14 @@ FEATURES = {
         needs=("kernel_tools",),
         words=("fused attention and experts", "grouped_product", "choose_experts", "route_experts", "sum_experts"),
     ),
+    "latent_attention": Feature(
+        (
+            *("runtime/latent_attention", "kernels/latent_attention", "tests/runtime/latent_attention"),
+            *("tests/kernels/latent_attention", "tests/gpu_of_numbers/latent_cases.py"),
+        ),
+        needs=("kernel_tools", "fused_layers", "gpu_kernels"),
+        words=("attention over latents", "store_latents"),
+    ),
     "deferral": Feature(("runtime/deferral", "tests/runtime/deferral")),
     "masks": Feature(("runtime/masks",), words=("bad_words", "bad words")),
     "prompt_graphs": Feature(

@@ -25,12 +25,18 @@ class Rule(NamedTuple):
     """Dtype of the weights."""
     num_shared: int = 0
     """Number of further choices that all rows have, whose ids follow those of the experts."""
+    num_groups: int = 1
+    """Number of groups of as many experts each."""
+    kept_groups: int = 1
+    """Number of a row's best groups, from which its experts are chosen."""
+    group_best: int = 1
+    """Number of a group's best scores, 1 or 2, whose sum ranks the group."""
 
 
 def choose(
     logits: Tensor, bias: Tensor | None, rule: Rule, shared_logits: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Chooses each row's experts, the best first; among equal experts, the first.
+    """Chooses each row's experts, the best first; among equal experts or groups, the first.
 
     Args:
         logits: [num_rows, num_experts], contiguous.
@@ -44,8 +50,14 @@ def choose(
         return kernels.choose(logits, bias, rule, shared_logits)
     wide = logits.float()
     scores = wide.sigmoid() if rule.sigmoid else wide.softmax(dim=-1)
-    order = (wide if bias is None else scores + bias).sort(dim=-1, descending=True, stable=True).indices
-    chosen = order[:, : rule.top_k]
+    is_limited = rule.kept_groups < rule.num_groups
+    ranks = wide if bias is None and not is_limited else scores if bias is None else scores + bias
+    if is_limited:
+        groups = ranks.unflatten(1, (rule.num_groups, -1))
+        sums = groups.topk(rule.group_best, dim=-1).values.sum(dim=-1)
+        dropped = sums.sort(dim=-1, descending=True, stable=True).indices[:, rule.kept_groups :]
+        ranks = groups.scatter(1, dropped[..., None].expand(-1, -1, groups.shape[2]), -torch.inf).flatten(1)
+    chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : rule.top_k]
     weights = scores.gather(1, chosen)
     if rule.normalised:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + rule.least)

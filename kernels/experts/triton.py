@@ -29,8 +29,12 @@ def _choose_experts_kernel(
     SHARED: tl.constexpr,
     SIGMOID: tl.constexpr,
     NORMALISED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,  # number of groups from which experts are chosen
+    BEST: tl.constexpr,  # number of best scores, 1 or 2, whose sum ranks a group
     EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
+    GROUP_TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait_for_launch(EARLY)
@@ -42,9 +46,27 @@ def _choose_experts_kernel(
         scores = 1.0 / (1.0 + tl.exp(-logits))
     else:
         scores = tl.exp(logits - tl.max(logits, 0))
+        scores /= tl.sum(scores, 0)
     left = logits
     if bias_ptr is not None:
         left = tl.where(real, scores + tl.load(bias_ptr + expert, mask=real, other=0.0), float("-inf"))
+    elif KEPT < GROUPS:
+        left = tl.where(real, scores, float("-inf"))
+    if KEPT < GROUPS:
+        group, number = expert // (num_experts // GROUPS), tl.arange(0, GROUP_TILE)
+        sums, kept_experts = tl.full([GROUP_TILE], float("-inf"), tl.float32), tl.zeros([EXPERTS], tl.int32)
+        for index in tl.range(GROUPS):
+            own = tl.where(real & (group == index), left, float("-inf"))
+            total = tl.max(own, 0)
+            if BEST == 2:
+                first = tl.min(tl.where(own == total, expert, num_experts), 0)
+                total += tl.max(tl.where(expert == first, float("-inf"), own), 0)
+            sums = tl.where(number == index, total, sums)
+        for _ in tl.range(KEPT):
+            best_group = tl.min(tl.where(sums == tl.max(sums, 0), number, GROUPS - 1), 0)
+            kept_experts = tl.where(group == best_group, 1, kept_experts)
+            sums = tl.where(number == best_group, float("-inf"), sums)
+        left = tl.where(kept_experts == 1, left, float("-inf"))
     kept, picked = tl.zeros([CHOICES], tl.float32), tl.zeros([CHOICES], tl.int32)
     for index in tl.range(TOP_K):
         best = tl.min(tl.where(left == tl.max(left, 0), expert, num_experts - 1), 0)  # the last one if all are NaN
@@ -53,8 +75,6 @@ def _choose_experts_kernel(
         left = tl.where(expert == best, float("-inf"), left)
     if NORMALISED:
         kept /= tl.sum(kept, 0) + least
-    elif not SIGMOID:
-        kept /= tl.sum(scores, 0)
     kept *= scale
     if SHARED:
         of_shared = 1.0
@@ -87,8 +107,12 @@ def choose(logits: Tensor, bias: Tensor | None, rule: Rule, shared_logits: Tenso
                 SHARED=rule.num_shared,
                 SIGMOID=rule.sigmoid,
                 NORMALISED=rule.normalised,
+                GROUPS=rule.num_groups,
+                KEPT=rule.kept_groups,
+                BEST=rule.group_best,
                 EXPERTS=triton.next_power_of_2(num_experts),
                 CHOICES=triton.next_power_of_2(choices),
+                GROUP_TILE=triton.next_power_of_2(rule.num_groups),
                 num_warps=1,  # sums within a warp need no shared memory
                 **options(fused=True),
             )

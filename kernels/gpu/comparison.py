@@ -15,9 +15,11 @@ from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
 from wingbeat.kernels.layer.reference import (
+    add_norm,
     add_rms_norm,
     embed_beside,
     gated_norm,
+    norm_parts,
     rotate_and_store,
     rotations,
     silu_mul,
@@ -157,7 +159,10 @@ def _norm(device: torch.device, shape: Shape) -> list[Tensor]:
     wide, _ = add_rms_norm(hidden.clone(), None, weight.float(), 1e-6)
     beside = embed_beside(torch.tensor([3, 0, 2, 2, 1], device=device), residual, hidden, (weight, weight * 2), 1e-6)
     alone = add_rms_norm(hidden.clone(), None, weight, 1e-6)
-    return [wide, *beside, *alone, *add_rms_norm(hidden, residual, weight, 1e-6)]
+    changed = hidden.clone()
+    norm_parts(changed, (weight[:7].contiguous(), weight[: width // 2].contiguous()), 1e-6)
+    behind = add_norm(hidden, residual, weight, 1e-6)
+    return [wide, *beside, *alone, *add_rms_norm(hidden, residual, weight, 1e-6), changed, behind]
 
 
 def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:

@@ -20,25 +20,28 @@ _ACTIVATION_TILE = 1024
 
 @triton.jit
 def _add_rms_norm_kernel(
-    hidden_ptr,  # [num_tokens, size]
+    hidden_ptr,  # [num_tokens, size], rows `stride` apart
     residual_ptr,  # [num_tokens, size], or None
     weight_ptr,  # [size]
-    normed_ptr,  # [num_tokens, size]
+    normed_ptr,  # [num_tokens, size]; the sum of residual and norm if NORM_FIRST
     total_ptr,  # [num_tokens, size], or None
     other_ptr,  # [num_tokens, size], or None
     factor,  # of `hidden` in the sum, or None
     other_factor,
+    stride,
     size,
     eps,
+    NORM_FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait_for_launch(EARLY)
-    row = tl.program_id(0).to(tl.int64) * size
+    token = tl.program_id(0).to(tl.int64)
+    row = token * size
     at = tl.arange(0, BLOCK)
     inside = at < size
-    total = tl.load(hidden_ptr + row + at, mask=inside, other=0.0)
-    if residual_ptr is not None:
+    total = tl.load(hidden_ptr + token * stride + at, mask=inside, other=0.0)
+    if residual_ptr is not None and not NORM_FIRST:
         before = tl.load(residual_ptr + row + at, mask=inside, other=0.0)
         addend = total.to(tl.float32)
         if factor is not None:
@@ -54,6 +57,9 @@ def _add_rms_norm_kernel(
     if weight_ptr.dtype.element_ty == total.dtype:  # as in the reference, round before multiplying by the weight
         normed = normed.to(total.dtype).to(tl.float32)
     normed *= weight
+    if NORM_FIRST:
+        before = tl.load(residual_ptr + row + at, mask=inside, other=0.0)
+        normed = before.to(tl.float32) + normed.to(total.dtype).to(tl.float32)
     tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
 
 
@@ -70,17 +76,41 @@ def add_rms_norm(
     Raises:
         ValueError: a tensor is not contiguous or has another shape or dtype, or a row is larger than MOST_HIDDEN.
     """
-    size = hidden.shape[-1]
-    parts = [("hidden", hidden, hidden.shape)]
+    is_part = residual is None and hidden.dim() == 2 and hidden.stride(1) == 1
+    parts = [] if is_part else [("hidden", hidden, hidden.shape)]
     parts += [
         (name, part, hidden.shape) for name, part in (("residual", residual), ("other", other)) if part is not None
     ]
     check(parts, hidden.dtype)
+    normed = hidden.new_empty(hidden.shape)
+    total = hidden if residual is None else torch.empty_like(hidden)
+    _norm(hidden, residual, weight, eps, normed, None if residual is None else total, other, factors)
+    return normed, total
+
+
+def add_norm(hidden: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Launches the kernel for `wingbeat.kernels.layer.reference.add_norm`."""
+    check([("hidden", hidden, hidden.shape), ("residual", residual, hidden.shape)], hidden.dtype)
+    out = torch.empty_like(hidden)
+    _norm(hidden, residual, weight, eps, out, norm_first=True)
+    return out
+
+
+def _norm(
+    hidden: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    normed: Tensor,
+    total: Tensor | None = None,
+    other: Tensor | None = None,
+    factors: tuple[float, float] | None = None,
+    norm_first: bool = False,
+) -> None:
+    size = hidden.shape[-1]
     check_weights([("weight", weight, (size,))], hidden.dtype)
     if size > MOST_HIDDEN:
         raise ValueError(f"hidden has rows of {size} elements: a norm takes at most {MOST_HIDDEN}")
-    normed = torch.empty_like(hidden)
-    total = hidden if residual is None else torch.empty_like(hidden)
     if hidden.numel():
         block = triton.next_power_of_2(size)
         with torch.cuda.device_of(hidden):
@@ -89,16 +119,68 @@ def add_rms_norm(
                 residual,
                 weight,
                 normed,
-                None if residual is None else total,
+                total,
                 other,
                 *((None, None) if factors is None else map(float, factors)),
+                hidden.stride(-2) if hidden.dim() > 1 else size,
                 size,
+                eps,
+                NORM_FIRST=norm_first,
+                BLOCK=block,
+                num_warps=max(1, min(16, block // 512)),
+                **options(fused=True),
+            )
+
+
+@triton.jit
+def _norm_parts_kernel(
+    row_ptr,  # [num_tokens, >= first_size + second_size], rows `stride` apart
+    first_ptr,  # [first_size]
+    second_ptr,  # [second_size]
+    stride,
+    first_size,
+    second_size,
+    eps,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """A program normalises one part of a row."""
+    wait_for_launch(EARLY)
+    row, at = row_ptr + tl.program_id(0).to(tl.int64) * stride, tl.arange(0, BLOCK)
+    size = first_size
+    if tl.program_id(1) == 0:
+        weight = tl.load(first_ptr + at, mask=at < size, other=0.0)
+    else:
+        row += first_size
+        size = second_size
+        weight = tl.load(second_ptr + at, mask=at < size, other=0.0)
+    values = tl.load(row + at, mask=at < size, other=0.0)
+    wide = values.to(tl.float32)
+    normed = wide * tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    if weight.dtype == values.dtype:  # as in the reference, round before multiplying by the weight
+        normed = normed.to(values.dtype).to(tl.float32)
+    tl.store(row + at, (normed * weight.to(tl.float32)).to(values.dtype), mask=at < size)
+
+
+def norm_parts(rows: Tensor, weights: tuple[Tensor, Tensor], eps: float) -> None:
+    """Launches the kernel for `wingbeat.kernels.layer.reference.norm_parts`."""
+    sizes = [len(weight) for weight in weights]
+    check_weights([("weight", weight, weight.shape) for weight in weights], rows.dtype)
+    if max(sizes) > MOST_HIDDEN or sum(sizes) > rows.shape[1] or rows.stride(1) != 1:
+        raise ValueError(f"rows are {tuple(rows.shape)}: parts of {sizes} do not fit")
+    if len(rows):
+        block = triton.next_power_of_2(max(sizes))
+        with torch.cuda.device_of(rows):
+            _norm_parts_kernel[(len(rows), 2)](
+                rows,
+                *weights,
+                rows.stride(0),
+                *sizes,
                 eps,
                 BLOCK=block,
                 num_warps=max(1, min(16, block // 512)),
                 **options(fused=True),
             )
-    return normed, total
 
 
 @triton.jit
@@ -309,6 +391,8 @@ def _rotate_and_store_kernel(
     WIDTH: tl.constexpr,
     TURNED: tl.constexpr,  # number of pairs that are rotated
     IN_PAIRS: tl.constexpr,
+    NORM_LAST: tl.constexpr,
+    REPEATED: tl.constexpr,  # whether equal angles are next to each other
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     EARLY: tl.constexpr,
@@ -332,18 +416,20 @@ def _rotate_and_store_kernel(
         own = tl.where(is_key, key_factor, factor)
         low, high = (low.to(tl.float32) * own).to(low.dtype), (high.to(tl.float32) * own).to(high.dtype)
     turned_low, turned_high = low, high
+    angle = token * WIDTH + (2 * dim if REPEATED else WIDTH - TURNED + dim)
+    cos = tl.load(cos_ptr + angle, mask=dim < TURNED, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=dim < TURNED, other=0.0).to(tl.float32)
+    if NORM_LAST:
+        turned_low, turned_high = turned_halves(turned_low, turned_high, cos, sin)
     if query_norm_ptr is not None:
         weight_low = tl.load(query_norm_ptr + low_at + 0 * head, mask=is_query, other=0.0)
         weight_high = tl.load(query_norm_ptr + high_at + 0 * head, mask=is_query, other=0.0)
         key_low = tl.load(key_norm_ptr + low_at + 0 * head, mask=is_key, other=0.0)
         key_high = tl.load(key_norm_ptr + high_at + 0 * head, mask=is_key, other=0.0)
-        turned_low, turned_high = normed_halves(
-            low, high, tl.where(is_key, key_low, weight_low), tl.where(is_key, key_high, weight_high), eps, 2 * HALF
-        )
-    angle = token * WIDTH + (WIDTH - TURNED) + dim
-    cos = tl.load(cos_ptr + angle, mask=dim < TURNED, other=1.0).to(tl.float32)
-    sin = tl.load(sin_ptr + angle, mask=dim < TURNED, other=0.0).to(tl.float32)
-    turned_low, turned_high = turned_halves(turned_low, turned_high, cos, sin)
+        key_low, key_high = tl.where(is_key, key_low, weight_low), tl.where(is_key, key_high, weight_high)
+        turned_low, turned_high = normed_halves(turned_low, turned_high, key_low, key_high, eps, 2 * HALF)
+    if not NORM_LAST:
+        turned_low, turned_high = turned_halves(turned_low, turned_high, cos, sin)
     to_query = query_ptr + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF)
     tl.store(to_query + low_at, turned_low, mask=is_query)
     tl.store(to_query + high_at, turned_high, mask=is_query)
@@ -426,6 +512,8 @@ def rotate_and_store(
             WIDTH=width,
             TURNED=turned,
             IN_PAIRS=turn.in_pairs,
+            NORM_LAST=turn.norm_last,
+            REPEATED=turn.repeated,
             BLOCK_HEADS=block_heads,
             BLOCK_HALF=block_half,
             num_warps=max(1, min(4, block_heads * block_half // 128)),

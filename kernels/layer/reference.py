@@ -25,6 +25,10 @@ class Turn(NamedTuple):
     """Whether cosines and sines have one column per pair, instead of two equal halves."""
     in_pairs: bool = False
     """Whether neighbouring elements are rotated together, instead of elements of the rotated part's two halves."""
+    norm_last: bool = False
+    """Whether the norm of a head follows its rotation."""
+    repeated: bool = False
+    """Whether equal cosines and sines are next to each other, instead of in two equal halves."""
 
     def num_pairs(self, cos: Tensor) -> int:
         """Returns the number of pairs that are rotated by cosines [..., width]."""
@@ -45,7 +49,7 @@ def add_rms_norm(
     """Computes the sum of two or three tensors and its root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467).
 
     Args:
-        hidden: [num_tokens, hidden_size], contiguous.
+        hidden: [num_tokens, hidden_size], contiguous; without a residual also part of wider rows.
         residual: added to `hidden` first; None normalises `hidden` alone.
         weight: [hidden_size] in the same dtype or float32.
         factors: factors of `hidden` and of `other` in the sum; only with a residual.
@@ -60,6 +64,27 @@ def add_rms_norm(
         hidden = hidden * factors[0] if other is None else hidden * factors[0] + other * factors[1]
     total = hidden if residual is None else residual + hidden
     return _rms_norm(total, weight, eps), total
+
+
+def add_norm(hidden: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds the root-mean-square norm of `hidden` to `residual`; arguments as for `add_rms_norm`."""
+    if kernels := choice.compiled("add_rms_norm", hidden):
+        return kernels.add_norm(hidden, residual, weight, eps)
+    return residual + _rms_norm(hidden, weight, eps)
+
+
+def norm_parts(rows: Tensor, weights: tuple[Tensor, Tensor], eps: float) -> None:
+    """Normalises the first two parts of rows [num_tokens, size] by their root mean squares, in place.
+
+    Args:
+        weights: norm weights, [size of the part] each.
+    """
+    if kernels := choice.compiled("add_rms_norm", rows):
+        kernels.norm_parts(rows, weights, eps)
+        return
+    first, second = map(len, weights)
+    for part, weight in ((rows[:, :first], weights[0]), (rows[:, first : first + second], weights[1])):
+        part.copy_(_rms_norm(part, weight, eps))
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -144,7 +169,7 @@ def rotate_and_store(
             `store_kv`; `value_cache` likewise.
         slot_mapping: int64 [num_tokens], as for `store_kv`.
         query_norm: [dim] in the same dtype or float32: weight of a norm over each query head, applied before the
-            rotation; None applies no norm.
+            rotation unless `turn` has it last; None applies no norm.
         key_norm: [dim], likewise for keys; given if and only if query_norm is given.
         turn: which elements are rotated together.
         factors: factors of queries and values, and of keys, applied first; None applies none.
@@ -162,9 +187,12 @@ def rotate_and_store(
     query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
     if factors is not None:
         query, key, value = query * factors[0], key * factors[1], value * factors[0]
+    if turn.norm_last:
+        query, key = _rotate(query, cos, sin, turn), _rotate(key, cos, sin, turn)
     if query_norm is not None and key_norm is not None:
         query, key = _rms_norm(query, query_norm, eps), _rms_norm(key, key_norm, eps)
-    query, key = _rotate(query, cos, sin, turn), _rotate(key, cos, sin, turn)
+    if not turn.norm_last:
+        query, key = _rotate(query, cos, sin, turn), _rotate(key, cos, sin, turn)
     store_kv(key, value, key_cache, value_cache, slot_mapping)
     return query
 
@@ -216,7 +244,8 @@ def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
     num_pairs = turn.num_pairs(cos)
-    cos, sin = (part[:, None, part.shape[-1] - num_pairs :] for part in (cos, sin))
+    columns = slice(0, None, 2) if turn.repeated else slice(cos.shape[-1] - num_pairs, None)
+    cos, sin = (part[:, None, columns] for part in (cos, sin))
     turned, rest = heads[..., : 2 * num_pairs], heads[..., 2 * num_pairs :]
     low, high = (turned[..., ::2], turned[..., 1::2]) if turn.in_pairs else turned.chunk(2, dim=-1)
     parts = (low * cos - high * sin, high * cos + low * sin)

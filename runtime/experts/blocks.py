@@ -10,16 +10,21 @@ from torch.nn import functional
 
 from wingbeat.kernels.experts.product import FEW_ROWS, Gate, Shared
 from wingbeat.runtime.experts.routers import FusedRouter
+from wingbeat.runtime.verifier.layers.same_code import known_as
 from wingbeat.runtime.verifier.layers.trial import alike, drawn_rows
 
 _BLOCKS = {
-    "qwen2_moe": "Qwen2MoeSparseMoeBlock",
-    "qwen3_5_moe": "Qwen3_5MoeSparseMoeBlock",
-    "qwen3_next": "Qwen3NextSparseMoeBlock",
+    "ernie4_5_moe": "Ernie4_5_MoeSparseMoeBlock",
     "glm4_moe": "Glm4MoeMoE",
+    "hunyuan_v1_moe": "HunYuanMoEV1Moe",
+    "hy_v3": "HYV3MoE",
+    "qwen2_moe": "Qwen2MoeSparseMoeBlock",
 }
 BLOCKS = frozenset(f"transformers.models.{family}.modeling_{family}.{name}" for family, name in _BLOCKS.items())
-"""Class names of blocks that add a shared expert to the experts, weighted by the sigmoid of a linear layer or by 1."""
+"""Class names of blocks that add a shared expert to the experts, weighted by the sigmoid of a linear layer or by 1;
+blocks of other families have the code of one of these.
+"""
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 
 
 class FusedBlock(nn.Module):
@@ -42,16 +47,22 @@ class FusedBlock(nn.Module):
         gate, up, down = (one.weight for one in linears[:3])
         count = len(gate) // own.experts.down_proj.shape[2]
         logits = None if of_shared is None else functional.linear(rows, of_shared.weight)
-        _, weights, chosen = own.gate(rows, count, logits)
+        bias = getattr(own, "e_score_correction_bias", None)
+        _, weights, chosen = own.gate(rows, bias, num_shared=count, shared_logits=logits)
         shared = Shared(count, (gate, up)), Shared(count, (down,))
         return self._forward(own.experts, rows, chosen, weights, shared).view(hidden_states.shape)
 
 
 def _linears(block: Any) -> tuple[list[nn.Linear], nn.Linear | None]:
     """Returns the linear layers of a block's shared expert: gate, up, down and, if there is one, that of its weight."""
-    mlp = block.shared_expert if hasattr(block, "shared_expert") else block.shared_experts
+    mlp = shared_of(block)
     of_weight = getattr(block, "shared_expert_gate", None)
     return [mlp.gate_proj, mlp.up_proj, mlp.down_proj, *([] if of_weight is None else [of_weight])], of_weight
+
+
+def shared_of(block: Any) -> Any:
+    """Returns the module of a block's shared expert, or None."""
+    return next((getattr(block, name) for name in _SHARED if hasattr(block, name)), None)
 
 
 def _is_plain(linear: nn.Linear) -> bool:
@@ -62,7 +73,7 @@ def _is_plain(linear: nn.Linear) -> bool:
 def fuse_block(module: nn.Module, forward: Callable[..., Tensor]) -> None:
     """Swaps the class of a block with a shared expert, if a trial gives the same numbers."""
     own, kind = module, type(module)
-    if f"{kind.__module__}.{kind.__qualname__}" not in BLOCKS or not isinstance(own.gate, FusedRouter):
+    if known_as(kind, BLOCKS) is None or not isinstance(own.gate, FusedRouter) or shared_of(own) is None:
         return
     linears, _ = _linears(own)
     sizes, gate = own.experts.down_proj.shape, vars(own.experts).get("_gate")

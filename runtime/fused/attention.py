@@ -18,7 +18,9 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear, product
 
 HALVES, ONE_HALF, IN_PAIRS = Turn(), Turn(one_half=True), Turn(in_pairs=True)
 _HALVES = {
+    "apertus": "Apertus",
     "bamba": "Bamba",
+    "exaone4": "Exaone4",
     "falcon_h1": "FalconH1",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
@@ -30,9 +32,13 @@ _HALVES = {
     "lfm2": "Lfm2",
     "lfm2_moe": "Lfm2Moe",
     "llama": "Llama",
+    "minimax_m2": "MiniMaxM2",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "nemotron_h": "NemotronH",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "olmoe": "Olmoe",
     "phi": "Phi",
     "phi3": "Phi3",
     "phimoe": "Phimoe",
@@ -52,6 +58,8 @@ KNOWN_ATTENTIONS = {
     for turn, families in {
         HALVES: _HALVES,
         ONE_HALF: {"gpt_oss": "GptOss"},
+        Turn(norm_last=True): {"hunyuan_v1_dense": "HunYuanDenseV1"},
+        Turn(in_pairs=True, repeated=True): {"cohere": "Cohere", "cohere2": "Cohere2"},
         IN_PAIRS: {
             "ernie4_5": "Ernie4_5",
             "ernie4_5_moe": "Ernie4_5_Moe",
@@ -68,7 +76,7 @@ and keys, optional RoPE, attention, an optional gate, and an output projection; 
 _OUTPUTS = ("o_proj", "out_proj", "dense")
 _GATED = ("Qwen3Next", "Qwen3_5")
 """Beginnings of the names of classes in which each query head is followed by a gate of the head's output."""
-_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"))
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
 """Function (product, input, index, rows) that adds a term to a matrix product in place. The index names the projection:
@@ -86,6 +94,8 @@ class LayerOps(NamedTuple):
     rotations: Callable[..., tuple[Tensor, Tensor]] = reference.rotations
     rotate_and_store: Callable[..., Tensor] = reference.rotate_and_store
     silu_mul: Callable[[Tensor], Tensor] = reference.silu_mul
+    add_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = reference.add_norm
+    norm_parts: Callable[[Tensor, tuple[Tensor, Tensor], float], None] = reference.norm_parts
 
 
 class AttentionHalf:
@@ -102,6 +112,14 @@ class AttentionHalf:
         self._norm_names: tuple[str, ...] = next((names for names in _NORMS if hasattr(attn, names[0])), ())
         self._num_kv_heads = attention.num_kv_heads
         self._is_gated = type(attn).__name__.startswith(_GATED)
+        self._rotates = _rotates(attn)
+
+    @staticmethod
+    def fits(attn: Any, attention: LayerAttention) -> bool:
+        """Whether heads of these sizes, and what the module does to them, are supported."""
+        clips = getattr(getattr(attn, "config", None), "clip_qkv", None) is not None
+        is_even = attention.key_dim == attention.value_dim == attn.head_dim and attn.head_dim % 2 == 0
+        return is_even and not clips and not getattr(attn, "use_qk_norm", False)
 
     def join(self) -> None:
         """Joins the projections and reads the norms from their current weights."""
@@ -125,6 +143,10 @@ class AttentionHalf:
         qkv = self.qkv(normed)
         if self.add is not None:
             qkv = self.add(qkv, normed, 0, rows)
+        norms = self.norms
+        if norms[0] is not None and len(norms[0]) != attn.head_dim:  # one norm over all heads
+            self.ops.norm_parts(qkv, norms[:2], norms[2])
+            norms = (None, None, 0.0)
         heads, gate = qkv.unflatten(-1, (-1, attn.head_dim)), None
         if self._is_gated:
             first = heads.shape[1] - 2 * self._num_kv_heads
@@ -132,11 +154,11 @@ class AttentionHalf:
             heads = torch.cat([queries, heads[:, first:]], dim=1)
         keys = self.factor * getattr(attn, "key_multiplier", 1.0)
         factors = None if self.factor == keys == 1.0 else (self.factor, keys)
-        if not getattr(attn, "use_rope", True):
+        if not self._rotates:
             position_embeddings = None
         cos, sin = (part[0] for part in position_embeddings or [heads.new_empty(1, len(heads), 0)] * 2)
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
-        query = self.ops.rotate_and_store(heads, cos, sin, *cache, own.slot_mapping, *self.norms, self.turn, factors)
+        query = self.ops.rotate_and_store(heads, cos, sin, *cache, own.slot_mapping, *norms, self.turn, factors)
         mixed = paged.attend_segments(
             query,
             *cache,
@@ -148,6 +170,15 @@ class AttentionHalf:
             packed=own.packed,
         )
         return mixed.flatten(1) if gate is None else (mixed * gate.sigmoid()).flatten(1)
+
+
+def _rotates(attn: Any) -> bool:
+    """Whether an attention module rotates queries and keys; some do not in layers without a window."""
+    if type(attn).__name__.startswith("Exaone"):
+        return attn.sliding_window is None or attn.is_sliding
+    if type(attn).__name__.startswith("Cohere2"):
+        return attn.sliding_window is not None
+    return getattr(attn, "use_rope", True)
 
 
 class Joined(nn.Module):

@@ -23,6 +23,8 @@ class Halves(NamedTuple):
     mixers: tuple[str, ...]
     """Mixers with a recurrent state, then attention; at most two are in a layer."""
     mlps: tuple[str, ...] = ("feed_forward",)
+    behind: bool = False
+    """Whether the norms are behind the mixer and the MLP, of which there is one each, instead of before them."""
 
 
 _TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -33,14 +35,23 @@ _FAMILIES = {
     "falcon_h1": ("FalconH1DecoderLayer", Halves(_BEFORE_MLP, ("mamba", "self_attn"))),
     "glm4_moe": ("Glm4MoeDecoderLayer", _MIXTURE),
     "gpt_oss": ("GptOssDecoderLayer", _MIXTURE),
+    "granitemoe": ("GraniteMoeDecoderLayer", Halves(_TWO_NORMS, ("self_attn",), ("block_sparse_moe",))),
     "granitemoehybrid": (
         "GraniteMoeHybridDecoderLayer",
         Halves(_TWO_NORMS, ("mamba", "self_attn"), ("block_sparse_moe", "shared_mlp")),
+    ),
+    "granitemoeshared": (
+        "GraniteMoeSharedDecoderLayer",
+        Halves(_TWO_NORMS, ("self_attn",), ("block_sparse_moe", "shared_mlp")),
     ),
     "lfm2": ("Lfm2DecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "lfm2_moe": ("Lfm2MoeDecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "llama": ("LlamaDecoderLayer", _MIXTURE),
     "mixtral": ("MixtralDecoderLayer", _MIXTURE),
+    "olmo2": (
+        "Olmo2DecoderLayer",
+        Halves(("post_attention_layernorm", "post_feedforward_layernorm"), ("self_attn",), ("mlp",), behind=True),
+    ),
     "qwen2_moe": ("Qwen2MoeDecoderLayer", _MIXTURE),
     "qwen3_5": ("Qwen3_5DecoderLayer", Halves(_TWO_NORMS, ("linear_attn", "self_attn"), ("mlp",))),
     "qwen3_5_moe": ("Qwen3_5MoeDecoderLayer", Halves(_TWO_NORMS, ("linear_attn", "self_attn"), ("mlp",))),
@@ -74,6 +85,9 @@ class HalvesLayer(nn.Module):
         if rows is None or args or own in (rows.captured or ()) or torch.compiler.is_compiling():
             return super().forward(hidden_states, *args, **kwargs)
         before, (first, second) = hidden_states[0], (getattr(self, name) for name in self._halves.norms)
+        if self._halves.behind:
+            total = self._ops.add_norm(self._mixed("self_attn", before, kwargs), before, *weights_of(first))
+            return self._ops.add_norm(self._activated("mlp", self.mlp, total)[0], total, *weights_of(second))[None]
         normed, _ = self._ops.add_rms_norm(before, None, *weights_of(first))
         mixed = [(self._mixed(name, normed, kwargs), factor_of(self, name)) for name in mixers_of(self, self._halves)]
         (out, factor), (other, another) = mixed[0], mixed[1] if len(mixed) > 1 else (None, 1.0)

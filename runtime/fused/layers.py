@@ -32,12 +32,12 @@ from wingbeat.runtime.fused.attention import (
 from wingbeat.runtime.fused.halves import KNOWN_HALVES, HalvesLayer, fits, join_halves, without_experts
 from wingbeat.runtime.fused.halves import take_back as take_back_halves
 from wingbeat.runtime.fused.products import Product, choose_products, multiply
-from wingbeat.runtime.fused.same_code import known_as, name_of
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.parts import first_result
+from wingbeat.runtime.parts import first_result, merged
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers.division import Division
 from wingbeat.runtime.verifier.layers.linears import PackableLinear
+from wingbeat.runtime.verifier.layers.same_code import known_as, name_of
 from wingbeat.runtime.verifier.layers.trial import NUM_ROWS, TOLERANCE, alike, drawn_rows
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ norm and the matrix product that follows the norm.
 _ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of the class names of norms that multiply by one more than their weight."""
 _GATED_MLP = ("gate_proj", "up_proj", "down_proj")
-_INPUT_NORMS = ("input_layernorm", "operator_norm", "norm")
+_FIRST_NORMS = ("input_layernorm", "attention_layernorm", "operator_norm", "norm", "post_attention_layernorm")
+_QUERIES = ("qkv_proj", "q_proj", "q_a_proj")
 _BLOCK_SIZE = 16
 
 
@@ -79,7 +80,7 @@ class Swap(ABC):
         if name is None or name == name_of(type(layer)):
             return name is not None
         attn, mlp = attention_of(layer), getattr(layer, "mlp", None)
-        return _attention_name(attn) is not None and all(hasattr(mlp, part) for part in (*_GATED_MLP, "act_fn"))
+        return _attention_name(attn) in KNOWN_ATTENTIONS and all(hasattr(mlp, part) for part in (*_GATED_MLP, "act_fn"))
 
     @abstractmethod
     def swap(self, layer: nn.Module, attention: LayerAttention, is_whole: bool = True) -> None:
@@ -105,7 +106,7 @@ class OpsSwap(Swap):
     def swap(self, layer: nn.Module, attention: LayerAttention, is_whole: bool = True) -> None:
         """See `Swap.swap`."""
         attn = attention_of(layer)
-        half = AttentionHalf(attn, self.ops, attention, _turn_of(attn))
+        half = _half_of(attn)(attn, self.ops, attention, _turn_of(attn))
         if is_whole:
             layer.__class__ = _fused_class(type(layer), FusedLayer)
             layer.__dict__.update(_ops=self.ops, _half=half, _division=self._division)
@@ -164,6 +165,7 @@ def fuse(
         if "_ops" not in vars(module):
             _fuse_norm(module, swap.ops)
             if isinstance(swap, OpsSwap):
+                _fuse_layer_norm(module)
                 _fuse_gelu(module, next(model.parameters()))
                 _fuse_rotary(module, swap.ops)
     if isinstance(swap, OpsSwap) and division is None:
@@ -195,8 +197,10 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     known, kind = swap.knows(layer), type(layer).__qualname__
     if not known and not (swap.swaps_attention and _attention_name(attn)):
         return f"{kind} is not supported"
-    if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
-        return f"heads with {attention.key_dim} and {attention.value_dim} elements are not supported"
+    if not _half_of(attn).fits(attn, attention):
+        return f"its heads ({attention.key_dim} and {attention.value_dim} elements) or their norms are not supported"
+    if not any(hasattr(layer, name) for name in _FIRST_NORMS):
+        return f"{kind} has no norm of a known name"
     reason = _swap_tried(layer, attention, swap, division) if known else f"{kind} is not supported"
     if reason is None or not (swap.swaps_attention and _attention_name(attn)):
         return reason
@@ -231,7 +235,10 @@ def _fuse_halves(layer: nn.Module, attention: LayerAttention, swap: Swap) -> boo
     """Fuses the sums and norms of a layer that is not swapped as a whole, if a trial gives the same numbers."""
     kind, name = type(layer), known_as(type(layer), KNOWN_HALVES)
     halves = None if name is None else KNOWN_HALVES[name]
-    if halves is None or attention.key_dim != attention.value_dim or not fits(layer, halves, FusedNorm):
+    if halves is None or not fits(layer, halves, FusedNorm):
+        return False
+    attn = attention_of(layer)
+    if attention.key_dim != attention.value_dim and not _half_of(attn).fits(attn, attention):
         return False
     with without_experts(layer, halves):
         try:
@@ -253,12 +260,23 @@ def attention_of(layer: nn.Module) -> Any:
 
 def _attention_kind(attn: nn.Module | None) -> type:
     """Returns transformers' class, of which the module's own class may be a subclass; NoneType if it is not known."""
-    return next((kind for kind in type(attn).__mro__ if known_as(kind, KNOWN_ATTENTIONS)), type(None))
+    return next((kind for kind in type(attn).__mro__ if known_as(kind, _attentions())), type(None))
 
 
 def _attention_name(attn: nn.Module | None) -> str | None:
-    """Returns the name in `KNOWN_ATTENTIONS` of an attention module's class; None if it is not known."""
-    return known_as(_attention_kind(attn), KNOWN_ATTENTIONS)
+    """Returns the name in `_attentions` of an attention module's class; None if it is not known."""
+    return known_as(_attention_kind(attn), _attentions())
+
+
+def _half_of(attn: nn.Module | None) -> type[AttentionHalf]:
+    """Returns the class that computes an attention module."""
+    return _attentions().get(_attention_name(attn) or "", AttentionHalf)
+
+
+@cache
+def _attentions() -> dict[str, type[AttentionHalf]]:
+    """Supported attention modules by class name, and the class that computes each."""
+    return dict.fromkeys(KNOWN_ATTENTIONS, AttentionHalf) | merged("attentions")
 
 
 def _turn_of(attn: nn.Module | None) -> Turn:
@@ -369,7 +387,8 @@ class FusedNorm(Joined):
         """Normalises the last dimension: [..., size] -> [..., size]."""
         if self._ops is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return super().forward(hidden_states)
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()  # a part of wider rows is not
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
         return self._ops.add_rms_norm(rows, None, *(self._wide or norm_of(self)))[0].view(hidden_states.shape)
 
     def join(self) -> None:
@@ -396,6 +415,26 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
     if not alike(module(rows), expected):
         module.__class__ = kind
         del module.__dict__["_ops"], module.__dict__["_wide"]
+
+
+class OneLayerNorm(nn.Module):
+    """Layer norm without a bias in one operation, in place of a chain of them."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Computes [..., size] -> [..., size]."""
+        own: Any = self
+        return functional.layer_norm(hidden_states, own.weight.shape, own.weight, None, own.variance_epsilon)
+
+
+def _fuse_layer_norm(module: nn.Module) -> None:
+    own, kind = module, type(module)
+    if not kind.__name__.endswith("LayerNorm") or not hasattr(own, "variance_epsilon") or own.weight.ndim != 1:
+        return
+    rows = drawn_rows(len(own.weight), own.weight)
+    expected = module(rows)
+    module.__class__ = _fused_class(kind, OneLayerNorm)
+    if getattr(own, "bias", None) is not None or not alike(module(rows), expected):
+        module.__class__ = kind
 
 
 class OneGelu(nn.Module):
@@ -476,17 +515,21 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
 def _run(layer: Any, attention: LayerAttention, is_whole: bool = True) -> tuple[Any, list[Tensor]]:
     """As `_trial`, with the output in the form that the layer gives it. A layer may have no attention."""
     attn, caches, turned = attention_of(layer) if attention.num_heads else None, {}, None
-    norm = next(getattr(layer, name) for name in _INPUT_NORMS if hasattr(layer, name))
+    norm = next(getattr(layer, name) for name in _FIRST_NORMS if hasattr(layer, name))
     weight = norm.weight
     if attn is not None:
-        weight = (attn.qkv_proj if hasattr(attn, "qkv_proj") else attn.q_proj).weight
-        shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
-        caches[attn.layer_idx] = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
+        weight = next(one for name in _QUERIES if (one := getattr(attn, name, None)) is not None).weight
+        caches[attn.layer_idx] = [
+            torch.zeros(2, _BLOCK_SIZE, attention.num_kv_heads, size, dtype=weight.dtype, device=weight.device)
+            for size in (attention.key_dim, attention.value_dim)
+        ]
     hidden, positions = drawn_rows(len(norm.weight), weight), torch.arange(NUM_ROWS, device=weight.device)
     if attn is not None:
         angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)
-        halves = 1 if _turn_of(attn).one_half else 2
-        turned = tuple(part.repeat(1, halves).to(hidden.dtype)[None] for part in (angles.cos(), angles.sin()))
+        turn, waves = _turn_of(attn), (angles.cos(), angles.sin())
+        if not turn.one_half:
+            waves = [wave.repeat_interleave(2, 1) if turn.repeated else wave.repeat(1, 2) for wave in waves]
+        turned = tuple(wave.to(hidden.dtype)[None] for wave in waves)
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
     packed = first_result("pack_segments", [segment], hidden.dtype)
@@ -508,6 +551,8 @@ def _rows_of(out: Any) -> Tensor:
 
 def _num_pairs(attn: Any) -> int:
     """Returns the number of pairs of a head's elements that the model rotates."""
+    if hasattr(attn, "qk_rope_head_dim"):
+        return attn.qk_rope_head_dim // 2
     rope = getattr(getattr(attn, "config", None), "rope_parameters", None) or {}
     by_layer = next((one for one in rope.values() if isinstance(one, dict)), rope)
     return int(attn.head_dim * (by_layer.get("partial_rotary_factor") or 1.0)) // 2

@@ -84,6 +84,13 @@ def test_captured_mixtures_of_experts(capability):
     run("expert_cases.py", "--ptx", capability)
 
 
+@needs("latent_attention")
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_captured_attention_over_latents(capability):
+    run("latent_cases.py", "--ptx", capability)
+
+
 @needs("kv_windows")
 @pytest.mark.slow
 def test_windows_alone():

@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 import torch
 from transformers import (
+    AutoConfig,
+    DeepseekV3Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
@@ -92,6 +94,14 @@ LIMITS: dict[str, int] = {
     "layer of Phi-3, with fused attention": 12,
     "layer of SmolLM3, with fused attention": 9,
     "layer of GLM-4-MoE, with fused attention and experts": 13,
+    "layer of DeepSeek-V3, with fused attention and experts, attention over latents": 16,
+    "layer of ERNIE-4.5-MoE, with fused attention and experts": 13,
+    "layer of Hunyuan, with fused attention": 9,
+    "layer of MiniMax-M2, with fused attention and experts": 14,
+    "layer of Cohere 2, with fused attention": 12,
+    "layer of Exaone 4, with fused attention": 10,
+    "layer of OLMo 3, with fused attention": 11,
+    "layer of OLMoE, with fused attention and experts": 14,
     "layer of gpt-oss, with fused attention and experts": 13,
     "layer of Qwen2-MoE, with fused attention and experts": 14,
     "layer of Qwen3-MoE, with fused attention and experts": 13,
@@ -218,6 +228,10 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
     """Launches of layers whose products are ours, as they are where these are faster, and of layers that are not fused
     as a whole."""
     shape = SHAPE | IDS | {"tie_word_embeddings": False}
+
+    def named(kind: str, **fields: Any) -> PreTrainedConfig:
+        return AutoConfig.for_model(kind, **shape, **fields)
+
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     of_gpt_oss = {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_theta": 1e4}}
     of_glm = experts | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}
@@ -229,8 +243,28 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
         "Phi-3": lambda count: Phi3Config(**shape, num_hidden_layers=count),
         "Gemma": lambda count: GemmaConfig(**shape, num_hidden_layers=count),
         "SmolLM3": lambda count: SmolLM3Config(**shape, num_hidden_layers=count),
+        "OLMo 3": lambda count: named("olmo3", num_hidden_layers=count, layer_types=["full_attention"] * count),
+        "Hunyuan": lambda count: named("hunyuan_v1_dense", num_hidden_layers=count),
+        "Cohere 2": lambda count: named("cohere2", num_hidden_layers=count, layer_types=["full_attention"] * count),
+        "Exaone 4": lambda count: named(
+            "exaone4", num_hidden_layers=count, layer_types=["full_attention"] * count, sliding_window=None
+        ),
     }
+    local = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    heads = {"num_key_value_heads": SHAPE["num_attention_heads"], "head_dim": 16, "qk_rope_head_dim": 16}
+    latent = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    groups = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 0}
     mixtures = {
+        "ERNIE-4.5-MoE": lambda count: named(
+            "ernie4_5_moe",
+            moe_num_experts=4,
+            moe_k=2,
+            moe_intermediate_size=32,
+            moe_layer_start_index=0,
+            num_hidden_layers=count,
+        ),
+        "MiniMax-M2": lambda count: named("minimax_m2", **local, num_hidden_layers=count),
+        "OLMoE": lambda count: named("olmoe", **experts, num_hidden_layers=count),
         "GLM-4-MoE": lambda count: Glm4MoeConfig(**shape, **of_glm, n_routed_experts=4, num_hidden_layers=count),
         "gpt-oss": lambda count: GptOssConfig(
             **shape, num_hidden_layers=count, layer_types=["full_attention"] * count, **of_gpt_oss
@@ -247,7 +281,11 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
     one, two = (captured(gpu, CHAIN, loaded) for loaded in own)
     found = {"layer by own products of few rows": max(two[key] - one[key] for key in one)}
     rows = {f"layer of {name}, with fused attention": config for name, config in made.items()}
-    rows |= kept({f"layer of {name}, with fused attention and experts": config for name, config in mixtures.items()})
+    mixed = {f"layer of {name}, with fused attention and experts": config for name, config in mixtures.items()}
+    mixed["layer of DeepSeek-V3, with fused attention and experts, attention over latents"] = lambda count: (
+        DeepseekV3Config(**shape | experts | heads | latent | groups, num_hidden_layers=count)
+    )
+    rows |= kept(mixed)
     for name, config in rows.items():
         one, two = (captured(gpu, CHAIN, placed_verifier(config(count))) for count in (1, 2))
         found[name] = max(two[key] - one[key] for key in one)

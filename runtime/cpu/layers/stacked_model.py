@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
-from wingbeat.runtime.fused.same_code import known_as
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
+from wingbeat.runtime.verifier.layers.same_code import known_as
 from wingbeat.runtime.verifier.model import LayerTaps
 
 _STEADY_ROPES = frozenset({"default", "linear", "llama3", "yarn"})

@@ -8,7 +8,9 @@ from wingbeat.kernels.experts.router import Rule
 
 
 def launch_all() -> None:
-    for num_rows, num_experts, rule in ((1, 128, Rule(8, num_shared=1)), (60, 32, Rule(4, True, False))):
+    groups = Rule(8, True, num_groups=8, kept_groups=4, group_best=2)
+    rules = ((1, 128, Rule(8, num_shared=1)), (60, 32, Rule(4, True, False)), (1, 256, groups))
+    for num_rows, num_experts, rule in rules:
         logits = torch.zeros(num_rows, num_experts, dtype=torch.bfloat16)
         weights, chosen = triton_experts.choose(
             logits, logits[0].float() if rule.sigmoid else None, rule, logits[:, :1]

@@ -18,6 +18,9 @@ RULES = {
     "top softmax": Rule(4),
     "sigmoid": Rule(3, sigmoid=True, least=1e-20, scale=2.5),
     "rounded": Rule(2, dtype=torch.bfloat16),
+    "biased softmax": Rule(2),
+    "best groups": Rule(3, sigmoid=True, least=1e-20, num_groups=4, kept_groups=2, group_best=2),
+    "best group": Rule(2, normalised=False, num_groups=4),
 }
 
 
@@ -67,7 +70,7 @@ def test_groups_are_multiplied_as_row_by_row(kernels, num_rows, num_experts, gat
 def test_experts_are_chosen_as_by_the_reference(kernels, num_rows, num_experts, rule):
     """Some experts are alike; a row of NaN has experts, too."""
     logits = (draw(num_rows, num_experts, dtype=torch.float32, seed=5) * 4).bfloat16()
-    bias = draw(num_experts, dtype=torch.float32, seed=6) if RULES[rule].sigmoid else None
+    bias = draw(num_experts, dtype=torch.float32, seed=6) if RULES[rule].sigmoid or "biased" in rule else None
     expected = choose(logits, bias, RULES[rule])
     found = kernels.choose(there(logits), there(bias), RULES[rule], None)
     assert torch.equal(found[1].cpu(), expected[1])

@@ -114,13 +114,15 @@ def launch_layers(
     hidden, weight = torch.zeros(num_tokens, hidden_size, dtype=bf16), torch.zeros(hidden_size, dtype=bf16)
     for residual in (None, hidden):
         triton_layer.add_rms_norm(hidden, residual, weight, 1e-5)
+    triton_layer.add_norm(hidden, hidden, weight, 1e-5)
+    triton_layer.norm_parts(hidden, (weight[:64], weight[:128]), 1e-5)
     qkv = hidden.new_zeros(num_tokens, heads[0] + 2 * heads[1], dim)
     turned, cache = hidden.new_zeros(num_tokens, dim), hidden.new_zeros(4, 16, heads[1], dim)
     # Before capability 8.9 Triton compiles nothing that has float8.
     caches = (cache, cache.to(torch.float8_e4m3fn)) if has_fp8 else (cache,)
     for norm in (None, hidden.new_zeros(dim)):
         for stored in caches:
-            for turn in (Turn(), Turn(in_pairs=True)):
+            for turn in (Turn(), Turn(in_pairs=True), Turn(norm_last=True)):
                 given = (qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6, turn)
                 triton_layer.rotate_and_store(*given)
     triton_layer.embed_beside(ints(num_tokens), hidden, hidden, (weight, weight), 1e-5)

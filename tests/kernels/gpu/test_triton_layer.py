@@ -64,6 +64,20 @@ def test_a_norm_of_a_sum_is_the_references(size, added, dtype, poisoned_memory):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_norm_is_added_and_parts_of_rows_are_normalised(dtype, poisoned_memory):
+    hidden, residual, weight = (draw(*size, dtype=dtype, seed=len(size)) for size in ((3, 40), (3, 40), (24,)))
+    part, whole = hidden[:, 5:29], hidden.cpu().clone()
+    theirs = reference.add_rms_norm(part.cpu(), None, weight.cpu(), 1e-5)[0]
+    close(kernels.add_rms_norm(part, None, weight, 1e-5)[0].cpu(), theirs)
+    kernels.norm_parts(hidden, (weight[:9], weight), 1e-5)
+    reference.norm_parts(whole, (weight[:9].cpu(), weight.cpu()), 1e-5)
+    close(hidden.cpu(), whole)
+    rows, others = part.contiguous(), residual[:, :24].contiguous()
+    theirs = reference.add_norm(rows.cpu(), others.cpu(), weight.cpu(), 1e-5)
+    close(kernels.add_norm(rows, others, weight, 1e-5).cpu(), theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms_of_gemma_round_once(dtype, poisoned_memory):
     """Their weights, one more than the checkpoint's, are float32 beside rows of any dtype."""
     norm, hidden = Gemma3RMSNorm(64, 1e-6), draw(5, 64, dtype=dtype)
@@ -120,6 +134,8 @@ TURNS = {
     "pairs": (Turn(in_pairs=True), 24),
     "part in pairs": (Turn(in_pairs=True), 12),
     "nothing": (Turn(), 0),
+    "norm last": (Turn(norm_last=True), 16),
+    "repeated": (Turn(in_pairs=True, repeated=True), 24),
 }
 """Elements of heads of 24 that are rotated together, and widths of the cosines."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     Glm4Config,
     GlmConfig,
     GraniteConfig,
@@ -17,6 +18,7 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
+from tests.optional import FEATURES, is_deleted
 from tests.runtime.by_torch import by_torch
 from tests.runtime.caching_allocator import CachingAllocator
 from tests.runtime.hybrids import needs_states, random_hybrid
@@ -25,13 +27,14 @@ from wingbeat.runtime.fused import layers
 from wingbeat.runtime.fused.attention import FusedAttention
 from wingbeat.runtime.fused.halves import Halves, HalvesLayer
 from wingbeat.runtime.fused.layers import FusedLayer, FusedNorm, LayerOps, attention_of, fuse
-from wingbeat.runtime.fused.same_code import known_as
+from wingbeat.runtime.verifier.layers.same_code import known_as
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 OPS = LayerOps()
 FUSED = ("llama", "mistral", "qwen3")
-SUM_FUSED = ("gpt_oss", "qwen3_moe", "mixtral")
-ATTENTION_FUSED = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "mixtral")
+LATENT = () if is_deleted(FEATURES["latent_attention"]) else ("deepseek_v3",)
+SUM_FUSED = ("gpt_oss", "qwen3_moe", "mixtral", *LATENT)
+ATTENTION_FUSED = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "mixtral", *LATENT)
 
 
 def prepared(monkeypatch, name: str, ops: LayerOps = OPS, **overrides):
@@ -78,6 +81,7 @@ def test_attention_of_other_layers_is_fused_in_half_precision(monkeypatch, name)
         Glm4Config(**SHAPE),
         PhiConfig(**SHAPE),
         Phi3Config(**SHAPE),
+        Cohere2Config(**SHAPE, layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=6),
     ],
     ids=lambda config: config.model_type,
 )
@@ -89,7 +93,7 @@ def test_attention_of_families_that_no_other_test_has_is_fused(monkeypatch, conf
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["seed_oss", "smollm3", "ministral", "ernie4_5", "helium"])
+@pytest.mark.parametrize("name", ["seed_oss", "smollm3", "ministral", "ernie4_5", "helium", "hunyuan_v1_dense"])
 def test_layers_with_a_known_layers_code_are_fused_whole(monkeypatch, name):
     """Every fourth layer of SmolLM3 rotates nothing."""
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": OPS})
@@ -98,8 +102,11 @@ def test_layers_with_a_known_layers_code_are_fused_whole(monkeypatch, name):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["gemma", "arcee"])
-def test_layers_with_a_known_layers_code_and_other_mlps_have_fused_sums(monkeypatch, name):
+@pytest.mark.parametrize(
+    "name", ["gemma", "arcee", "olmo2", "olmo3", "exaone4", "olmoe", "minimax_m2", "granitemoeshared"]
+)
+def test_other_layers_have_fused_sums(monkeypatch, name):
+    """Of layers with another MLP, with norms behind attention and MLP, and with one norm over all heads."""
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": OPS})
     loaded = prepare_model(of_type(name), name)
     assert all(isinstance(layer, HalvesLayer) for layer in loaded.decoder_layers)
@@ -165,7 +172,7 @@ def test_a_model_that_moves_takes_its_joined_weights_along(monkeypatch):
     assert layer.self_attn.q_proj.weight.data_ptr() == qkv.data_ptr()
 
 
-@pytest.mark.parametrize("broken", [name for name in LayerOps._fields if name != "rotations"])
+@pytest.mark.parametrize("broken", ["add_rms_norm", "rotate_and_store", "silu_mul"])
 def test_a_layer_that_a_step_would_change_is_left_and_said(monkeypatch, caplog, broken):
     def wrong(*args):
         out = getattr(OPS, broken)(*args)

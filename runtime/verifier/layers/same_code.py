@@ -6,7 +6,13 @@ from functools import cache
 from importlib import import_module
 from types import CodeType, FunctionType
 
-_ORIGINALS = ("llama", "qwen2", "qwen3", "mixtral", "gemma2", "glm", "phi3")
+_ORIGINALS = frozenset(
+    {
+        *("llama", "qwen2", "qwen3", "mixtral", "gemma2", "glm", "phi3", "olmo2", "deepseek_v3", "exaone4"),
+        "apertus",
+        *("glm4_moe", "granitemoe", "hunyuan_v1_dense", "qwen2_moe", "qwen3_5_moe"),
+    }
+)
 """Families with whose classes other classes are compared."""
 
 
@@ -26,11 +32,13 @@ def name_of(kind: type) -> str:
 @cache
 def _same_as(kind: type, known: frozenset[str]) -> str | None:
     own = inspect.unwrap(kind.forward)
-    modules = (import_module(f"transformers.models.{family}.modeling_{family}") for family in _ORIGINALS)
-    originals = {f"{module.__name__}.{name}": value for module in modules for name, value in vars(module).items()}
-    return next(
-        (name for name in sorted(known & originals.keys()) if _same(own, inspect.unwrap(originals[name].forward))), None
-    )
+    for name in sorted(known):
+        module, _, original = name.rpartition(".")
+        if module.split(".")[2] not in _ORIGINALS:
+            continue
+        if _same(own, inspect.unwrap(getattr(import_module(module), original).forward)):
+            return name
+    return None
 
 
 def _same(one: FunctionType, other: FunctionType) -> bool:

@@ -1,0 +1,1 @@
+"""Steps of attention over keys and values that are made of a latent."""

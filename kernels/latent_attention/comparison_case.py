@@ -1,0 +1,28 @@
+"""Comparison of the step of attention over latents with its reference, for `wingbeat.kernels.gpu.comparison`."""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.comparison_inputs import Shape, random_numbers
+from wingbeat.kernels.latent_attention.reference import store_latents
+
+
+def _latents(device: torch.device, shape: Shape) -> list[Tensor]:
+    """Heads of 24 and 16 elements, of which 8 are rotated, in pairs and in halves."""
+    kept = torch.float8_e4m3fn if shape.fp8_cache else shape.dtype
+    query, made = (random_numbers(seed, 9, 6, size, dtype=shape.dtype).to(device) for seed, size in ((1, 24), (2, 32)))
+    shared = random_numbers(3, 9, 20, dtype=shape.dtype).to(device)[:, 12:]
+    angles = torch.arange(9)[:, None] * 0.9 ** torch.arange(4)
+    turned = [wave.repeat(1, 2).to(shape.dtype).to(device) for wave in (angles.cos(), angles.sin())]
+    slots, found = (20 + 3 * torch.arange(9)).to(device), []
+    for in_pairs in (False, True):
+        caches = [
+            random_numbers(seed, 8, shape.block_size, 6, size, dtype=shape.dtype).to(kept).to(device)
+            for seed, size in ((4, 24), (5, 16))
+        ]
+        query_out = store_latents(query, made, shared, *turned, *caches, slots, in_pairs)
+        found += [query_out, *(cache.float() for cache in caches)]
+    return found
+
+
+CASES = {"store_latents": _latents}

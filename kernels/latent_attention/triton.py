@@ -1,0 +1,135 @@
+"""Rotates queries, and stores keys and values made of a latent, on a GPU."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.gpu.kv import stored_as
+from wingbeat.kernels.gpu.layer import turned_halves
+from wingbeat.kernels.launching import options, wait_for_launch
+
+_TILE = 1024
+"""Elements of queries per program."""
+
+
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
+def _store_latents_kernel(
+    query_ptr,  # [num_tokens, num_heads, PLAIN + 2 * HALF]
+    made_ptr,  # [num_tokens, num_heads, PLAIN + VALUE]
+    shared_ptr,  # [num_tokens, 2 * HALF]
+    cos_ptr,  # [num_tokens, 2 * HALF]; `sin_ptr` likewise
+    sin_ptr,
+    out_ptr,  # [num_tokens, num_heads, PLAIN + 2 * HALF]
+    key_cache_ptr,  # [num_blocks, BLOCK_SIZE, num_heads, PLAIN + 2 * HALF]
+    value_cache_ptr,  # [num_blocks, BLOCK_SIZE, num_heads, VALUE]
+    slot_ptr,  # int64 [num_tokens]
+    num_heads,
+    stride_query,
+    stride_shared,
+    stride_key_block,
+    stride_key_slot,
+    stride_key_head,
+    stride_value_block,
+    stride_value_slot,
+    stride_value_head,
+    BLOCK_SIZE: tl.constexpr,
+    PLAIN: tl.constexpr,
+    HALF: tl.constexpr,
+    VALUE: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_PLAIN: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    plain, pair = tl.arange(0, BLOCK_PLAIN)[None, :], tl.arange(0, BLOCK_HALF)[None, :]
+    value = tl.arange(0, BLOCK_VALUE)[None, :]
+    is_plain, is_pair = (head < num_heads) & (plain < PLAIN), (head < num_heads) & (pair < HALF)
+    is_value = (head < num_heads) & (value < VALUE)
+    low_at, high_at = 2 * pair if IN_PAIRS else pair, 2 * pair + 1 if IN_PAIRS else pair + HALF
+    cos = tl.load(cos_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+
+    query = query_ptr + token * stride_query + head * (PLAIN + 2 * HALF)
+    low = tl.load(query + PLAIN + low_at, mask=is_pair, other=0.0)
+    high = tl.load(query + PLAIN + high_at, mask=is_pair, other=0.0)
+    low, high = turned_halves(low, high, cos, sin)
+    out = out_ptr + (token * num_heads + head) * (PLAIN + 2 * HALF)
+    tl.store(out + plain, tl.load(query + plain, mask=is_plain, other=0.0), mask=is_plain)
+    tl.store(out + PLAIN + pair, low, mask=is_pair)
+    tl.store(out + PLAIN + HALF + pair, high, mask=is_pair)
+
+    slot = tl.load(slot_ptr + token)
+    # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
+    if slot >= BLOCK_SIZE:
+        shared = shared_ptr + token * stride_shared
+        low = tl.load(shared + low_at, mask=pair < HALF, other=0.0)
+        high = tl.load(shared + high_at, mask=pair < HALF, other=0.0)
+        low, high = turned_halves(low, high, cos, sin)
+        made = made_ptr + (token * num_heads + head) * (PLAIN + VALUE)
+        block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot + head * stride_key_head
+        to_value = value_cache_ptr + block * stride_value_block + row * stride_value_slot + head * stride_value_head
+        stored: tl.constexpr = key_cache_ptr.dtype.element_ty
+        own = tl.load(made + plain, mask=is_plain, other=0.0)
+        tl.store(to_key + plain, stored_as(own, stored), mask=is_plain)
+        tl.store(to_key + PLAIN + pair, stored_as(low, stored), mask=is_pair)
+        tl.store(to_key + PLAIN + HALF + pair, stored_as(high, stored), mask=is_pair)
+        own = tl.load(made + PLAIN + value, mask=is_value, other=0.0)
+        tl.store(to_value + value, stored_as(own, stored), mask=is_value)
+
+
+def store_latents(
+    query: Tensor,
+    made: Tensor,
+    shared: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    in_pairs: bool,
+) -> Tensor:
+    """Launches the kernel for `wingbeat.kernels.latent_attention.reference.store_latents`."""
+    (num_tokens, num_heads, key_dim), half = query.shape, shared.shape[1] // 2
+    plain, value_dim = key_dim - 2 * half, value_cache.shape[3]
+    out = query.new_empty(query.shape)
+    if num_tokens == 0:
+        return out
+    block_plain = triton.next_power_of_2(plain)
+    block_heads = max(1, min(triton.next_power_of_2(num_heads), _TILE // block_plain))
+    with torch.cuda.device_of(query):
+        _store_latents_kernel[(num_tokens, triton.cdiv(num_heads, block_heads))](
+            query,
+            made.contiguous(),
+            shared,
+            cos,
+            sin,
+            out,
+            key_cache,
+            value_cache,
+            slot_mapping,
+            num_heads,
+            query.stride(0),
+            shared.stride(0),
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            BLOCK_SIZE=key_cache.shape[1],
+            PLAIN=plain,
+            HALF=half,
+            VALUE=value_dim,
+            IN_PAIRS=in_pairs,
+            BLOCK_HEADS=block_heads,
+            BLOCK_PLAIN=block_plain,
+            BLOCK_HALF=triton.next_power_of_2(half),
+            BLOCK_VALUE=triton.next_power_of_2(value_dim),
+            num_warps=max(1, min(4, block_heads * block_plain // 256)),
+            # A fused multiply-add would round once where transformers rounds twice.
+            **options(fused=False),
+        )
+    return out

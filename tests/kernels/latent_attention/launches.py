@@ -1,0 +1,18 @@
+"""Launches of the step of attention over latents, for `compile_launches`."""
+
+import torch
+
+from wingbeat.kernels.latent_attention import triton as triton_latents
+
+
+def launch_all() -> None:
+    """Sizes of DeepSeek-V3 and of GLM-4.7-Flash."""
+    for num_heads, plain, turned, value_dim in ((128, 128, 64, 128), (20, 192, 64, 256)):
+        query, made, shared = (
+            torch.zeros(60, *size, dtype=torch.bfloat16)
+            for size in ((num_heads, plain + turned), (num_heads, plain + value_dim), (turned,))
+        )
+        caches = [query.new_zeros(9, 16, num_heads, size) for size in (plain + turned, value_dim)]
+        slots = torch.zeros(60, dtype=torch.int64)
+        for in_pairs in (False, True):
+            triton_latents.store_latents(query, made, shared, shared, shared, *caches, slots, in_pairs)

@@ -1,0 +1,70 @@
+"""Attention over latents is fused where a trial gives the same numbers, and writes what transformers writes."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.runtime.models import SHAPE, Run, add_noise, engine_config, greedy, greedy_params, random_prompts
+from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.fused.attention import FusedAttention
+from wingbeat.runtime.fused.halves import HalvesLayer
+from wingbeat.runtime.fused.layers import LayerOps
+from wingbeat.runtime.latent_attention.half import LatentHalf
+from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.verifier.loading.loader import prepare_model
+
+LATENT = {"kv_lora_rank": 24, "head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
+DENSE = {"num_key_value_heads": SHAPE["num_attention_heads"], "first_k_dense_replace": 9}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "latent queries": ("deepseek_v3", {"q_lora_rank": 20}),
+    "plain queries": ("deepseek_v3", {"q_lora_rank": None}),
+    "halves": ("deepseek_v3", {"q_lora_rank": 20, "rope_interleave": False}),
+    "biases": ("deepseek_v3", {"q_lora_rank": 20, "attention_bias": True}),
+    "mixtures": (
+        "deepseek_v3",
+        {"q_lora_rank": 20, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", {"q_lora_rank": 20, "mlp_layer_types": ["dense"] * SHAPE["num_hidden_layers"]}),
+    "youtu": ("youtu", {"q_lora_rank": 20}),
+}
+
+
+def model_of(kind: str) -> torch.nn.Module:
+    name, fields = KINDS[kind]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **SHAPE | LATENT | DENSE | fields)
+    return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_layers_write_what_generate_writes(monkeypatch, kind):
+    """Prompts in chunks, trees, and plain rounds."""
+    monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
+    prompts = random_prompts((11, 3))
+    expected, _ = greedy(model_of(kind), prompts, 8)
+    loaded = prepare_model(model_of(kind), kind)
+    for layer in loaded.decoder_layers:
+        assert isinstance(layer, HalvesLayer)
+        assert isinstance(layer.self_attn, FusedAttention)
+        assert isinstance(layer.self_attn._half, LatentHalf)
+    sequences = [prompt + more for prompt, more in zip(prompts, expected, strict=True)]
+    drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
+    shape = SpeculationConfig(draft_steps=2, draft_top_k=3, verify_tree_size=6)
+    engine = build_engine(loaded, engine_config(shape, max_num_batched_tokens=8), drafter, InProcessChannel)
+    for speculation in (True, False):
+        assert Run(engine, prompts, greedy_params(8, speculation=speculation)).finish() == expected
+
+
+def test_a_layer_whose_biases_cannot_be_joined_is_left(monkeypatch):
+    monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
+    model = model_of("plain queries")
+    for layer in model.model.layers:
+        linear = layer.self_attn.kv_a_proj_with_mqa
+        linear.bias = torch.nn.Parameter(torch.ones(linear.out_features))
+    loaded = prepare_model(model, "deepseek_v3")
+    assert not any(isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers)
