@@ -68,9 +68,9 @@ def _store_latents_kernel(
     # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
     if slot >= BLOCK_SIZE:
         shared = shared_ptr + token * stride_shared
-        low = tl.load(shared + low_at, mask=pair < HALF, other=0.0)
-        high = tl.load(shared + high_at, mask=pair < HALF, other=0.0)
-        low, high = turned_halves(low, high, cos, sin)
+        key_low = tl.load(shared + low_at, mask=pair < HALF, other=0.0)
+        key_high = tl.load(shared + high_at, mask=pair < HALF, other=0.0)
+        key_low, key_high = turned_halves(key_low, key_high, cos, sin)
         made = made_ptr + (token * num_heads + head) * (PLAIN + VALUE)
         block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot + head * stride_key_head
@@ -78,8 +78,8 @@ def _store_latents_kernel(
         stored: tl.constexpr = key_cache_ptr.dtype.element_ty
         own = tl.load(made + plain, mask=is_plain, other=0.0)
         tl.store(to_key + plain, stored_as(own, stored), mask=is_plain)
-        tl.store(to_key + PLAIN + pair, stored_as(low, stored), mask=is_pair)
-        tl.store(to_key + PLAIN + HALF + pair, stored_as(high, stored), mask=is_pair)
+        tl.store(to_key + PLAIN + pair, stored_as(key_low, stored), mask=is_pair)
+        tl.store(to_key + PLAIN + HALF + pair, stored_as(key_high, stored), mask=is_pair)
         own = tl.load(made + PLAIN + value, mask=is_value, other=0.0)
         tl.store(to_value + value, stored_as(own, stored), mask=is_value)
 

@@ -10,7 +10,6 @@ from wingbeat.runtime.fused.attention import AttentionHalf, LayerOps, norm_of
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers import attention as paged
-from wingbeat.runtime.verifier.layers.linears import product
 
 
 class LatentHalf(AttentionHalf):
@@ -40,8 +39,8 @@ class LatentHalf(AttentionHalf):
         else:
             (query_norm, eps), (norm, _) = norm_of(attn.q_a_layernorm), norm_of(attn.kv_a_layernorm)
             self.ops.norm_parts(latents, (query_norm, norm), eps)
-            query = product(attn.q_b_proj, query)
-        made = product(attn.kv_b_proj, latent)
+            query = attn.q_b_proj(query)
+        made = attn.kv_b_proj(latent)
         cos, sin = (part[0] for part in position_embeddings or ())
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
         heads = [part.unflatten(-1, (attn.num_heads, -1)) for part in (query, made)]

@@ -20,7 +20,7 @@ LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "head_dim": 16, "qk_rope_head_d
 
 def new_model() -> torch.nn.Module:
     torch.manual_seed(0)
-    config = DeepseekV3Config(**FIELDS, **LATENT, v_head_dim=16, first_k_dense_replace=2)
+    config = DeepseekV3Config(**FIELDS | LATENT, v_head_dim=16, first_k_dense_replace=2)
     return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
 
 

@@ -28,11 +28,14 @@ KERNELS = {
 }  # fmt: skip
 # CUDA C++ Programming Guide, "technical specifications per compute capability": 163, 99 and 227 KiB.
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-SPILLED_BYTES = {"tree_attention": 160, "scale": 8, "delta_rule": 104, "packed_product": 16, "alike_product": 16}
+SPILLED_BYTES = {
+    "tree_attention": 160, "scale": 8, "edge": 32, "delta_rule": 104, "packed_product": 16, "alike_product": 16,
+}  # fmt: skip
 """Most bytes that a kernel may spill per thread; 0 for kernels not named. 160 bytes x 256 threads are 40 KiB of the L1
 cache; tiles of half the height would read each tile of keys twice. Most spills belong to the stores after all tiles,
 which go to one of two places. The delta rule and packed products spill that much on 12.0 under Triton 3.9 and less
-elsewhere; batch-invariant float32 products do so on 8.6."""
+elsewhere; batch-invariant float32 products do so on 8.6. The search for the edges of top-k and top-p spills 32
+bytes on 9.0."""
 _GEMMA_2 = "bfloat16, dim 256, 64 rows, window, softcap, sinks"
 _GEMMA_2_SPILLED_BYTES = 200
 """Most bytes that this variant may spill per thread; with 128 threads, 25 KiB."""

@@ -7,7 +7,7 @@ from wingbeat.runtime.fused.attention import LayerOps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"], ids=["layers", "attention alone", "sinks"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "deepseek_v3"])
 def test_layers_that_join_their_products_join_their_adapters(monkeypatch, name):
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
     world = LoraWorld(name, kinds={"all": KINDS["all"], "patterned": KINDS["patterned"]})
