@@ -32,6 +32,7 @@ def main() -> None:
     os.nice(NICENESS)
     os.umask(0o077)  # heads and figures derive from users' texts
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as for `wingbeat train`
     torch.manual_seed(0)
     logger.info("the learner works in %s", settings.root)
     Learner(settings).run()

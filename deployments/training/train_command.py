@@ -13,11 +13,15 @@ def train_app() -> typer.Typer:
 
     def drafter(config: TrainDrafterConfig) -> None:
         """Train a draft head for a verifier."""
+        import torch
         from transformers.utils import logging as transformers_logging
 
         from wingbeat.cluster.channels.channel import InProcessChannel
         from wingbeat.runtime.training.drafter import train_drafter
 
+        # Probabilities of unlikely tokens are often denormal, and CPUs compute with denormals up to 25 times as slowly.
+        # torch's threads inherit this setting only if they start after it.
+        torch.set_flush_denormal(True)
         transformers_logging.disable_progress_bar()
         try:
             train_drafter(config, channel_factory=InProcessChannel)

@@ -106,12 +106,14 @@ class _Totals(Function):
         for start in range(0, len(logits), size):
             rows = slice(start, start + size)
             scores, wanted = logits[rows].float(), probabilities[rows].float()
-            level = scores.logsumexp(-1, keepdim=True)
+            # `exp` and `logsumexp` are far slower than `softmax` on a CPU where numbers underflow.
+            softmax, (best, index) = scores.softmax(-1), scores.max(-1)
+            level = best - softmax.gather(-1, index[:, None])[:, 0].log()
             mine = scores if draft_ids is None else scores.gather(-1, draft_ids[rows])
-            is_right[rows] = scores.argmax(-1) == text[rows]
-            total += (mass[rows] * level[:, 0]).sum() - (wanted * mine).sum()
-            likeliest += (wanted * (mine >= scores.amax(-1, keepdim=True))).sum()
-            softmax = (scores - level).exp_().mul_(mass[rows][:, None])
+            is_right[rows] = index == text[rows]
+            total += (mass[rows] * level).sum() - (wanted * mine).sum()
+            likeliest += (wanted * (mine >= best[:, None])).sum()
+            softmax.mul_(mass[rows][:, None])
             if draft_ids is None:
                 softmax -= wanted
             else:
