@@ -80,8 +80,8 @@ def drafter_of(app: App) -> dict[str, Any]:
 class Traffic:
     """Clients that request completions of the domains in turn from one server, while not paused."""
 
-    def __init__(self, app: App, served: list[list[str]], temperature: float) -> None:
-        self._app, self._served, self._temperature = app, served, temperature
+    def __init__(self, app: App, served: list[list[str]], fields: dict[str, Any]) -> None:
+        self._app, self._served, self._fields = app, served, fields
         self._goes, self._done = threading.Event(), False
         self._busy = threading.Semaphore(CLIENTS)
         self._next = itertools.count()
@@ -99,7 +99,7 @@ class Traffic:
             with self._busy:
                 prompts = self._served[number % len(self._served)]
                 prompt = prompts[number // len(self._served) % len(prompts)]
-                answer = complete(self._app, prompt, temperature=self._temperature, seed=number)
+                answer = complete(self._app, prompt, **self._fields | {"seed": number})
             self.num_tokens += answer["usage"]["completion_tokens"]
 
     def go_for(self, seconds: float, busy: float) -> None:
@@ -131,9 +131,9 @@ class Bench:
     def __init__(self, apps: dict[str, App], prompts: dict[str, Prompts], options: argparse.Namespace) -> None:
         self._learning, self._static = apps["learning"], apps["static"]
         self._sets = {domain: found.held[: options.prompts] for domain, found in prompts.items()}
-        self._fields = {"temperature": options.temperature, "seed": 1}
+        self._fields = {"temperature": options.temperature, "seed": 1, "max_tokens": options.tokens}
         self._still = {domain: ask(self._static, prompts, **self._fields) for domain, prompts in self._sets.items()}
-        self.traffic = Traffic(self._learning, [prompts[name].served for name in options.domain], options.temperature)
+        self.traffic = Traffic(self._learning, [prompts[name].served for name in options.domain], self._fields)
 
     def mark(self, minutes: float) -> Mark:
         """Measures both servers, with the learner stopped meanwhile."""
@@ -155,7 +155,7 @@ class Bench:
         prompts = [prompt for domain in domains for prompt in self._sets[domain]]
         static = ask(self._static, prompts, **self._fields)
         # A learner that is resumed works immediately, then rests: blocks must be much longer than its steps.
-        prompts *= math.ceil(BLOCK_S * static.speed / (TOKENS * len(prompts)))
+        prompts *= math.ceil(BLOCK_S * static.speed / (self._fields["max_tokens"] * len(prompts)))
         found = []
         for _ in range(turns):
             learner = self._learning.stats().get("learner_pid", 0)
@@ -201,6 +201,7 @@ def main() -> None:
     add_learning_options(parser, "learning_http", minutes=5.0, every=2.5, prompts=8)
     parser.add_argument("--model", help="a model in place of the demo's; needs the folder of its head in --head")
     parser.add_argument("--chain", type=int, help="draft chains of this length in place of trees")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of each answer")
     parser.add_argument("--busy", type=float, default=1.0, help="share of the time in which clients send requests")
     parser.add_argument("--turns", type=int, default=7, help="repeats of the speed measurement")
     options = parser.parse_args()

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace, learning_rate: float, folder: Path) -> Move
         before = length_of(app, held, fields)
         WeightSender(app.url).send(policy.named_parameters(), version="moved")
         after = length_of(app, held, fields)
-        traffic = Traffic(app, [prompts.served], options.temperature)
+        traffic = Traffic(app, [prompts.served], {"temperature": options.temperature})
         try:
             traffic.go_for(60 * options.minutes)
         finally:

@@ -41,6 +41,7 @@ class RankActor:
         import torch
 
         torch.set_num_threads(self._config.num_threads())
+        torch.set_flush_denormal(True)
         from wingbeat.deployments.replica.engine.build import pair_settings
         from wingbeat.runtime.tensor_parallel.follower import follow
 

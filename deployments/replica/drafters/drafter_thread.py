@@ -184,6 +184,7 @@ class DrafterThread:
         """
         try:
             torch.set_num_threads(self._config.num_threads() or 1)
+            torch.set_flush_denormal(True)
             factory = self._config.drafter_factory
             build = load_factory(factory) if factory else partial(build_draft_worker, lender=self._borrowed)
             worker = build(self._config)
