@@ -102,7 +102,7 @@ class Traffic:
                 answer = complete(self._app, prompt, **self._fields | {"seed": number})
             self.num_tokens += answer["usage"]["completion_tokens"]
 
-    def go_for(self, seconds: float, busy: float) -> None:
+    def go_for(self, seconds: float, busy: float = 1.0) -> None:
         """Sends requests for the share `busy` of `seconds`, in phases, then waits for the remaining answers."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
