@@ -15,7 +15,7 @@ from wingbeat.runtime.verifier.layers.trial import alike, drawn_rows
 
 
 class Known(NamedTuple):
-    """What the code of a known router does; its own attributes say the rest."""
+    """Rule by which the code of a known router chooses; the router's own attributes say the rest."""
 
     is_wide: bool = False
     """Whether logits are computed in float32."""

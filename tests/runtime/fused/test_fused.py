@@ -106,7 +106,7 @@ def test_layers_with_a_known_layers_code_are_fused_whole(monkeypatch, name):
     "name", ["gemma", "arcee", "olmo2", "olmo3", "exaone4", "olmoe", "minimax_m2", "granitemoeshared"]
 )
 def test_other_layers_have_fused_sums(monkeypatch, name):
-    """Of layers with another MLP, with norms behind attention and MLP, and with one norm over all heads."""
+    """Layers with another MLP, with norms behind attention and MLP, or with one norm over all heads."""
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": OPS})
     loaded = prepare_model(of_type(name), name)
     assert all(isinstance(layer, HalvesLayer) for layer in loaded.decoder_layers)
