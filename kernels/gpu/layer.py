@@ -426,8 +426,8 @@ def _rotate_and_store_kernel(
         weight_high = tl.load(query_norm_ptr + high_at + 0 * head, mask=is_query, other=0.0)
         key_low = tl.load(key_norm_ptr + low_at + 0 * head, mask=is_key, other=0.0)
         key_high = tl.load(key_norm_ptr + high_at + 0 * head, mask=is_key, other=0.0)
-        key_low, key_high = tl.where(is_key, key_low, weight_low), tl.where(is_key, key_high, weight_high)
-        turned_low, turned_high = normed_halves(turned_low, turned_high, key_low, key_high, eps, 2 * HALF)
+        weight_low, weight_high = tl.where(is_key, key_low, weight_low), tl.where(is_key, key_high, weight_high)
+        turned_low, turned_high = normed_halves(turned_low, turned_high, weight_low, weight_high, eps, 2 * HALF)
     if not NORM_LAST:
         turned_low, turned_high = turned_halves(turned_low, turned_high, cos, sin)
     to_query = query_ptr + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF)

@@ -8,8 +8,7 @@ from types import CodeType, FunctionType
 
 _ORIGINALS = frozenset(
     {
-        *("llama", "qwen2", "qwen3", "mixtral", "gemma2", "glm", "phi3", "olmo2", "deepseek_v3", "exaone4"),
-        "apertus",
+        *("llama", "qwen2", "qwen3", "mixtral", "gemma2", "glm", "phi3", "olmo2", "deepseek_v3", "exaone4", "apertus"),
         *("glm4_moe", "granitemoe", "hunyuan_v1_dense", "qwen2_moe", "qwen3_5_moe"),
     }
 )
@@ -33,12 +32,20 @@ def name_of(kind: type) -> str:
 def _same_as(kind: type, known: frozenset[str]) -> str | None:
     own = inspect.unwrap(kind.forward)
     for name in sorted(known):
-        module, _, original = name.rpartition(".")
-        if module.split(".")[2] not in _ORIGINALS:
-            continue
-        if _same(own, inspect.unwrap(getattr(import_module(module), original).forward)):
-            return name
+        if name.split(".")[2] in _ORIGINALS and (original := _original(name)) is not None:
+            if _same(own, inspect.unwrap(original.forward)):
+                return name
     return None
+
+
+@cache
+def _original(name: str) -> type | None:
+    """Returns the class with a full name; None if this version of transformers lacks it."""
+    module, _, kind = name.rpartition(".")
+    try:
+        return getattr(import_module(module), kind, None)
+    except ModuleNotFoundError:
+        return None
 
 
 def _same(one: FunctionType, other: FunctionType) -> bool:
