@@ -31,10 +31,11 @@ def name_of(kind: type) -> str:
 @cache
 def _same_as(kind: type, known: frozenset[str]) -> str | None:
     own = inspect.unwrap(kind.forward)
-    for name in sorted(known):
-        if name.split(".")[2] in _ORIGINALS and (original := _original(name)) is not None:
-            if _same(own, inspect.unwrap(original.forward)):
-                return name
+    names = (name for name in sorted(known) if name.split(".")[2] in _ORIGINALS)
+    for name in names:
+        original = _original(name)
+        if original is not None and _same(own, inspect.unwrap(original.forward)):
+            return name
     return None
 
 
