@@ -161,8 +161,8 @@ def _norm(device: torch.device, shape: Shape) -> list[Tensor]:
     alone = add_rms_norm(hidden.clone(), None, weight, 1e-6)
     changed = hidden.clone()
     norm_parts(changed, (weight[:7].contiguous(), weight[: width // 2].contiguous()), 1e-6)
-    behind = add_norm(hidden, residual, weight, 1e-6)
-    return [wide, *beside, *alone, *add_rms_norm(hidden, residual, weight, 1e-6), changed, behind]
+    behind = [*add_norm(hidden, residual, weight, 1e-6), *add_norm(hidden, residual, weight, 1e-6, weight * 2)]
+    return [wide, *beside, *alone, *add_rms_norm(hidden, residual, weight, 1e-6), changed, *behind]
 
 
 def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:

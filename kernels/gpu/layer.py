@@ -19,11 +19,21 @@ _ACTIVATION_TILE = 1024
 
 
 @triton.jit
+def _normed_row(total, weight_ptr, at, inside, size, eps):
+    wide = total.to(tl.float32)
+    normed = wide * tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    if weight_ptr.dtype.element_ty == total.dtype:  # as in the reference, round before multiplying by the weight
+        normed = normed.to(total.dtype).to(tl.float32)
+    return (normed * tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)).to(total.dtype)
+
+
+@triton.jit
 def _add_rms_norm_kernel(
     hidden_ptr,  # [num_tokens, size], rows `stride` apart
     residual_ptr,  # [num_tokens, size], or None
     weight_ptr,  # [size]
-    normed_ptr,  # [num_tokens, size]; the sum of residual and norm if NORM_FIRST
+    then_ptr,  # [size]: weight of a second norm, of the sum, if NORM_FIRST; or None
+    normed_ptr,  # [num_tokens, size], or None
     total_ptr,  # [num_tokens, size], or None
     other_ptr,  # [num_tokens, size], or None
     factor,  # of `hidden` in the sum, or None
@@ -31,7 +41,7 @@ def _add_rms_norm_kernel(
     stride,
     size,
     eps,
-    NORM_FIRST: tl.constexpr,
+    NORM_FIRST: tl.constexpr,  # whether the norm of `hidden` is added, instead of `hidden`
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -50,17 +60,15 @@ def _add_rms_norm_kernel(
             addend += tl.load(other_ptr + row + at, mask=inside, other=0.0).to(tl.float32) * other_factor
         total = (before.to(tl.float32) + addend).to(total.dtype)
         tl.store(total_ptr + row + at, total, mask=inside)
-    wide = total.to(tl.float32)
-    scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    normed = wide * scale
-    if weight_ptr.dtype.element_ty == total.dtype:  # as in the reference, round before multiplying by the weight
-        normed = normed.to(total.dtype).to(tl.float32)
-    normed *= weight
+    normed = _normed_row(total, weight_ptr, at, inside, size, eps)
     if NORM_FIRST:
         before = tl.load(residual_ptr + row + at, mask=inside, other=0.0)
-        normed = before.to(tl.float32) + normed.to(total.dtype).to(tl.float32)
-    tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
+        total = (before.to(tl.float32) + normed.to(tl.float32)).to(total.dtype)
+        tl.store(total_ptr + row + at, total, mask=inside)
+        if then_ptr is not None:
+            normed = _normed_row(total, then_ptr, at, inside, size, eps)
+    if normed_ptr is not None:
+        tl.store(normed_ptr + row + at, normed, mask=inside)
 
 
 def add_rms_norm(
@@ -88,12 +96,14 @@ def add_rms_norm(
     return normed, total
 
 
-def add_norm(hidden: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(
+    hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, then: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Launches the kernel for `wingbeat.kernels.layer.reference.add_norm`."""
     check([("hidden", hidden, hidden.shape), ("residual", residual, hidden.shape)], hidden.dtype)
-    out = torch.empty_like(hidden)
-    _norm(hidden, residual, weight, eps, out, norm_first=True)
-    return out
+    total, normed = torch.empty_like(hidden), None if then is None else torch.empty_like(hidden)
+    _norm(hidden, residual, weight, eps, normed, total, norm_first=True, then=then)
+    return total if normed is None else normed, total
 
 
 def _norm(
@@ -101,14 +111,15 @@ def _norm(
     residual: Tensor | None,
     weight: Tensor,
     eps: float,
-    normed: Tensor,
+    normed: Tensor | None,
     total: Tensor | None = None,
     other: Tensor | None = None,
     factors: tuple[float, float] | None = None,
     norm_first: bool = False,
+    then: Tensor | None = None,
 ) -> None:
     size = hidden.shape[-1]
-    check_weights([("weight", weight, (size,))], hidden.dtype)
+    check_weights([("weight", weight, (size,)), *([] if then is None else [("then", then, (size,))])], hidden.dtype)
     if size > MOST_HIDDEN:
         raise ValueError(f"hidden has rows of {size} elements: a norm takes at most {MOST_HIDDEN}")
     if hidden.numel():
@@ -118,6 +129,7 @@ def _norm(
                 hidden,
                 residual,
                 weight,
+                then,
                 normed,
                 total,
                 other,

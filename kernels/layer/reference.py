@@ -66,11 +66,22 @@ def add_rms_norm(
     return _rms_norm(total, weight, eps), total
 
 
-def add_norm(hidden: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Adds the root-mean-square norm of `hidden` to `residual`; arguments as for `add_rms_norm`."""
+def add_norm(
+    hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, then: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Adds the root-mean-square norm of `hidden` to `residual`, and normalises the sum.
+
+    Args:
+        hidden: as for `add_rms_norm`; `residual` and `weight` likewise.
+        then: weight of the second norm; None leaves it out.
+
+    Returns:
+        Norm of the sum, or the sum itself, and the sum, [num_tokens, hidden_size] each.
+    """
     if kernels := choice.compiled("add_rms_norm", hidden):
-        return kernels.add_norm(hidden, residual, weight, eps)
-    return residual + _rms_norm(hidden, weight, eps)
+        return kernels.add_norm(hidden, residual, weight, eps, then)
+    total = residual + _rms_norm(hidden, weight, eps)
+    return total if then is None else _rms_norm(total, then, eps), total
 
 
 def norm_parts(rows: Tensor, weights: tuple[Tensor, Tensor], eps: float) -> None:

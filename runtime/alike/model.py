@@ -74,7 +74,8 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """
     for layer in layers:
         kind, attention = type(layer), getattr(layer, "self_attn", None)
-        by_elements = name_of(kind) in _BY_ELEMENTS and isinstance(attention, FusedAttention)
+        known = not _BY_ELEMENTS.isdisjoint(map(name_of, kind.__mro__))
+        by_elements = known and isinstance(attention, FusedAttention)
         if not isinstance(layer, FusedLayer) and not by_elements:
             raise UnsupportedModelError(
                 f"{ASKED_ALIKE}, but its layers ({kind.__name__}) do not run on wingbeat's kernels"

@@ -94,7 +94,7 @@ class LayerOps(NamedTuple):
     rotations: Callable[..., tuple[Tensor, Tensor]] = reference.rotations
     rotate_and_store: Callable[..., Tensor] = reference.rotate_and_store
     silu_mul: Callable[[Tensor], Tensor] = reference.silu_mul
-    add_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = reference.add_norm
+    add_norm: Callable[..., tuple[Tensor, Tensor]] = reference.add_norm
     norm_parts: Callable[[Tensor, tuple[Tensor, Tensor], float], None] = reference.norm_parts
 
 

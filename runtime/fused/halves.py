@@ -18,13 +18,13 @@ from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 class Halves(NamedTuple):
     """Names of the parts of a layer. Parts that a layer lacks are skipped."""
 
-    norms: tuple[str, str]
-    """Norm before the mixers, and norm before the MLPs."""
+    norms: tuple[str, ...]
+    """Norm before the mixers, and norm before the MLPs; or none."""
     mixers: tuple[str, ...]
     """Mixers with a recurrent state, then attention; at most two are in a layer."""
     mlps: tuple[str, ...] = ("feed_forward",)
-    behind: bool = False
-    """Whether the norms are behind the mixer and the MLP, of which there is one each, instead of before them."""
+    behind: tuple[str, ...] = ()
+    """Norms behind the mixer and behind the MLP, of which there is one each; or none."""
 
 
 _TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -33,6 +33,19 @@ _MIXTURE = Halves(_TWO_NORMS, ("self_attn",), ("mlp",))
 _FAMILIES = {
     "bamba": ("BambaDecoderLayer", Halves(_BEFORE_MLP, ("mamba", "self_attn"))),
     "falcon_h1": ("FalconH1DecoderLayer", Halves(_BEFORE_MLP, ("mamba", "self_attn"))),
+    "gemma2": (
+        "Gemma2DecoderLayer",
+        Halves(
+            ("input_layernorm", "pre_feedforward_layernorm"),
+            ("self_attn",),
+            ("mlp",),
+            ("post_attention_layernorm", "post_feedforward_layernorm"),
+        ),
+    ),
+    "glm4": (
+        "Glm4DecoderLayer",
+        Halves(_TWO_NORMS, ("self_attn",), ("mlp",), ("post_self_attn_layernorm", "post_mlp_layernorm")),
+    ),
     "glm4_moe": ("Glm4MoeDecoderLayer", _MIXTURE),
     "gpt_oss": ("GptOssDecoderLayer", _MIXTURE),
     "granitemoe": ("GraniteMoeDecoderLayer", Halves(_TWO_NORMS, ("self_attn",), ("block_sparse_moe",))),
@@ -50,7 +63,7 @@ _FAMILIES = {
     "mixtral": ("MixtralDecoderLayer", _MIXTURE),
     "olmo2": (
         "Olmo2DecoderLayer",
-        Halves(("post_attention_layernorm", "post_feedforward_layernorm"), ("self_attn",), ("mlp",), behind=True),
+        Halves((), ("self_attn",), ("mlp",), ("post_attention_layernorm", "post_feedforward_layernorm")),
     ),
     "qwen2_moe": ("Qwen2MoeDecoderLayer", _MIXTURE),
     "qwen3_5": ("Qwen3_5DecoderLayer", Halves(_TWO_NORMS, ("linear_attn", "self_attn"), ("mlp",))),
@@ -84,10 +97,11 @@ class HalvesLayer(nn.Module):
         own = getattr(getattr(self, "self_attn", None), "layer_idx", None)
         if rows is None or args or own in (rows.captured or ()) or torch.compiler.is_compiling():
             return super().forward(hidden_states, *args, **kwargs)
-        before, (first, second) = hidden_states[0], (getattr(self, name) for name in self._halves.norms)
+        before = hidden_states[0]
         if self._halves.behind:
-            total = self._ops.add_norm(self._mixed("self_attn", before, kwargs), before, *weights_of(first))
-            return self._ops.add_norm(self._activated("mlp", self.mlp, total)[0], total, *weights_of(second))[None]
+            total = self._normed_behind(before, kwargs)
+            return total[None] if self._of_tuple is None else (total[None], *[None] * (self._of_tuple - 1))
+        first, second = (getattr(self, name) for name in self._halves.norms)
         normed, _ = self._ops.add_rms_norm(before, None, *weights_of(first))
         mixed = [(self._mixed(name, normed, kwargs), factor_of(self, name)) for name in mixers_of(self, self._halves)]
         (out, factor), (other, another) = mixed[0], mixed[1] if len(mixed) > 1 else (None, 1.0)
@@ -99,6 +113,16 @@ class HalvesLayer(nn.Module):
                 factor *= getattr(self, "residual_multiplier", 1.0)
                 total = torch.add(total, out, alpha=factor)
         return total[None] if self._of_tuple is None else (total[None], *[None] * (self._of_tuple - 1))
+
+    def _normed_behind(self, before: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """Runs a layer with norms behind its mixer and its MLP: [num_tokens, hidden_size] of the same shape."""
+        ops, halves, then = self._ops, self._halves, None
+        normed, (first, second) = before, (weights_of(getattr(self, name)) for name in halves.behind)
+        if halves.norms:
+            own, (then, _) = (weights_of(getattr(self, name)) for name in halves.norms)
+            normed, _ = ops.add_rms_norm(before, None, *own)
+        normed, total = ops.add_norm(self._mixed("self_attn", normed, kwargs), before, *first, then)
+        return ops.add_norm(self._activated("mlp", self.mlp, normed)[0], total, *second)[0]
 
     def _mixed(self, name: str, normed: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Runs a mixer: [num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
@@ -171,7 +195,7 @@ def take_back(layer: Any, kind: type[nn.Module]) -> None:
 def fits(layer: nn.Module, halves: Halves, norm: type[nn.Module]) -> bool:
     """Whether a layer's norms are fused, and a trial can run its attention."""
     attn = getattr(layer, "self_attn", None)
-    norms = (getattr(layer, name, None) for name in halves.norms)
+    norms = (getattr(layer, name, None) for name in (*halves.norms, *halves.behind))
     return all(isinstance(each, norm) for each in norms) and (attn is None or hasattr(attn, "q_proj"))
 
 

@@ -88,9 +88,9 @@ SERVED = EngineConfig(
 LIMITS: dict[str, int] = {
     "layer": 9,
     "layer by own products of few rows": 8,
-    "layer of Gemma 3, with fused attention": 15,
+    "layer of Gemma 3, with fused attention": 12,
     "layer of Gemma, with fused attention": 12,
-    "layer of GLM-4, with fused attention": 14,
+    "layer of GLM-4, with fused attention": 11,
     "layer of Phi-3, with fused attention": 12,
     "layer of SmolLM3, with fused attention": 9,
     "layer of GLM-4-MoE, with fused attention and experts": 13,

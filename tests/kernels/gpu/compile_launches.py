@@ -114,7 +114,8 @@ def launch_layers(
     hidden, weight = torch.zeros(num_tokens, hidden_size, dtype=bf16), torch.zeros(hidden_size, dtype=bf16)
     for residual in (None, hidden):
         triton_layer.add_rms_norm(hidden, residual, weight, 1e-5)
-    triton_layer.add_norm(hidden, hidden, weight, 1e-5)
+    for then in (None, weight):
+        triton_layer.add_norm(hidden, hidden, weight, 1e-5, then)
     triton_layer.norm_parts(hidden, (weight[:64], weight[:128]), 1e-5)
     qkv = hidden.new_zeros(num_tokens, heads[0] + 2 * heads[1], dim)
     turned, cache = hidden.new_zeros(num_tokens, dim), hidden.new_zeros(4, 16, heads[1], dim)

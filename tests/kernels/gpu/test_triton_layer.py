@@ -73,8 +73,10 @@ def test_a_norm_is_added_and_parts_of_rows_are_normalised(dtype, poisoned_memory
     reference.norm_parts(whole, (weight[:9].cpu(), weight.cpu()), 1e-5)
     close(hidden.cpu(), whole)
     rows, others = part.contiguous(), residual[:, :24].contiguous()
-    theirs = reference.add_norm(rows.cpu(), others.cpu(), weight.cpu(), 1e-5)
-    close(kernels.add_norm(rows, others, weight, 1e-5).cpu(), theirs)
+    for then in (None, weight * 2):
+        theirs = reference.add_norm(rows.cpu(), others.cpu(), weight.cpu(), 1e-5, None if then is None else then.cpu())
+        for mine, its in zip(kernels.add_norm(rows, others, weight, 1e-5, then), theirs, strict=True):
+            close(mine.cpu(), its)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -33,7 +33,7 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 OPS = LayerOps()
 FUSED = ("llama", "mistral", "qwen3")
 LATENT = () if is_deleted(FEATURES["latent_attention"]) else ("deepseek_v3",)
-SUM_FUSED = ("gpt_oss", "qwen3_moe", "mixtral", *LATENT)
+SUM_FUSED = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "mixtral", *LATENT)
 ATTENTION_FUSED = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "mixtral", *LATENT)
 
 
