@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import stored_as
-from wingbeat.kernels.gpu.layer import turned_halves
+from wingbeat.kernels.gpu.layer import check, turned_halves
 from wingbeat.kernels.launching import options, wait_for_launch
 
 _TILE = 1024
@@ -95,9 +95,25 @@ def store_latents(
     slot_mapping: Tensor,
     in_pairs: bool,
 ) -> Tensor:
-    """Launches the kernel for `wingbeat.kernels.latent_attention.reference.store_latents`."""
+    """Launches the kernel for `wingbeat.kernels.latent_attention.reference.store_latents`.
+
+    Raises:
+        ValueError: shapes, dtypes or strides do not match.
+    """
     (num_tokens, num_heads, key_dim), half = query.shape, shared.shape[1] // 2
     plain, value_dim = key_dim - 2 * half, value_cache.shape[3]
+    parts = [("made", made, (num_tokens, num_heads, plain + value_dim))]
+    check([*parts, *((name, wave, (num_tokens, 2 * half)) for name, wave in (("cos", cos), ("sin", sin)))], query.dtype)
+    check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
+    for name, cache, dim in (("key_cache", key_cache, key_dim), ("value_cache", value_cache, value_dim)):
+        is_known = cache.dtype == key_cache.dtype and cache.dtype in (query.dtype, torch.float8_e4m3fn)
+        if not is_known or cache.shape[1:] != (key_cache.shape[1], num_heads, dim) or cache.stride(3) != 1:
+            raise ValueError(
+                f"{name} is {cache.dtype} {tuple(cache.shape)}: it does not fit query {tuple(query.shape)}"
+            )
+    is_laid = query.stride()[1:] == (key_dim, 1) and shared.stride(1) == 1
+    if not is_laid or shared.shape != (num_tokens, 2 * half) or shared.dtype != query.dtype or plain < 1:
+        raise ValueError(f"shared is {shared.dtype} {tuple(shared.shape)}: it does not fit query {tuple(query.shape)}")
     out = query.new_empty(query.shape)
     if num_tokens == 0:
         return out
@@ -106,7 +122,7 @@ def store_latents(
     with torch.cuda.device_of(query):
         _store_latents_kernel[(num_tokens, triton.cdiv(num_heads, block_heads))](
             query,
-            made.contiguous(),
+            made,
             shared,
             cos,
             sin,

@@ -37,10 +37,10 @@ def fuse_mixtures(model: PreTrainedModel) -> None:
     gives the numbers of transformers' own experts.
     """
     modules = list(model.modules())
-    routers = sum(fuse_router(module) for module in modules)
     own = [one for one in modules if hasattr(one, "is_concatenated") and hasattr(one, "_apply_gate")]
     if not own:
         return
+    routers = sum(fuse_router(module) for module in modules)
     if all(_is_supported(one) for one in own):
         model.set_experts_implementation(EXPERTS_NAME)
         for module in modules:

@@ -90,9 +90,9 @@ def _bias_of(router: Any) -> Tensor | None:
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, is_wide: bool) -> Tensor:
     if not is_wide and rows.dtype == weight.dtype:
         return functional.linear(rows, weight, bias)
-    if rows.is_cuda and rows.dtype == weight.dtype and rows.dtype in HALVES:
+    if rows.is_cuda and rows.dtype == weight.dtype and rows.dtype in HALVES and bias is None:
         return torch.mm(rows, weight.t(), out_dtype=torch.float32)
-    return functional.linear(rows.float(), weight.float())
+    return functional.linear(rows.float(), weight.float(), None if bias is None else bias.float())
 
 
 def fuse_router(module: nn.Module) -> bool:

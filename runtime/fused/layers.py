@@ -427,10 +427,12 @@ class OneLayerNorm(nn.Module):
 
 
 def _fuse_layer_norm(module: nn.Module) -> None:
-    own, kind = module, type(module)
-    if not kind.__name__.endswith("LayerNorm") or not hasattr(own, "variance_epsilon") or own.weight.ndim != 1:
+    own, kind, weight = module, type(module), getattr(module, "weight", None)
+    if not kind.__name__.endswith("LayerNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
         return
-    rows = drawn_rows(len(own.weight), own.weight)
+    if not hasattr(own, "variance_epsilon"):
+        return
+    rows = drawn_rows(len(weight), weight) + 1  # rows without a mean do not tell this norm from a root-mean-square norm
     expected = module(rows)
     module.__class__ = _fused_class(kind, OneLayerNorm)
     if getattr(own, "bias", None) is not None or not alike(module(rows), expected):

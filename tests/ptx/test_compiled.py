@@ -57,6 +57,8 @@ KERNELS = {
     "_gated_norm_kernel",
     "_packed_product_kernel",
     "_unpack_kernel",
+    "_norm_parts_kernel",
+    "_store_latents_kernel",
 }
 SMALL = (
     "(counts_what_its_reference and 13-1) or "
@@ -71,7 +73,7 @@ SMALL = (
     " or (packed and (its_reference or numbers_are) and q4_k) or a_tile_of_the_device or (a_row_alone and plain)"
     " or (alike and (bfloat16 or tree)) or (the_delta_rule and 2-7-12-41-normed)"
     " or ((selective_scan or channel_scan) and 2-7) or (a_convolution_is and 2-7-41) or (states_advance and 2-7-4-3)"
-    " or (a_gated_norm and dtypes1)"
+    " or (a_gated_norm and dtypes1) or a_norm_is_added or (rows_go_where and deep)"
 )
 """A case or a few of each kernel."""
 

@@ -62,6 +62,7 @@ CONFIGS = {
     "ernie4-5-moe": lambda: named(
         "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32, moe_layer_start_index=0
     ),
+    "hy-v3": lambda: named("hy_v3", **LOCAL, moe_intermediate_size=32, mlp_layer_types=["sparse"]),
     "hunyuan-v1-moe": lambda: named("hunyuan_v1_moe", **EXPERTS, moe_topk=2),
     "jamba": lambda: named("jamba", **EXPERTS, attn_layer_offset=0, attn_layer_period=1, expert_layer_offset=0),
     "minimax-m2": lambda: named("minimax_m2", **LOCAL),
@@ -70,7 +71,7 @@ CONFIGS = {
 }
 WITH_SHARED = (
     *("qwen2-moe", "qwen3-next", "glm4-moe", "deepseek-v2", "deepseek-v3", "dots1", "ernie4-5-moe", "hunyuan-v1-moe"),
-    "solar-open",
+    *("solar-open", "hy-v3"),
 )
 
 

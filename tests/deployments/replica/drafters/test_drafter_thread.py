@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.runtime.scripted import ScriptedDrafter, right_chain
 from wingbeat.cluster.channels.shm import ShmChannel
@@ -27,7 +28,11 @@ class ReadableDrafter(ScriptedDrafter):
         self.convention = convention
 
 
+FLUSHED: list[float] = []
+
+
 def build_worker(config: AppConfig) -> DraftWorker:
+    FLUSHED.append(float(torch.tensor([1e-39]) * 1))
     return DraftWorker(ReadableDrafter([[5, 6, 7] * 4], right_chain, 8))
 
 
@@ -55,6 +60,11 @@ def verifiers() -> Iterator[list[Verifier]]:
     yield made
     for one in made:
         one.end.close()
+
+
+def test_a_drafter_flushes_denormal_numbers(verifiers: list[Verifier]):
+    DrafterThread(CONFIG).attach(verifiers[0].name, 1)
+    assert FLUSHED[-1] == 0.0
 
 
 def test_a_thread_that_is_to_rest_answers_no_further_round(verifiers: list[Verifier]):

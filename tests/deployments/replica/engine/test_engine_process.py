@@ -3,10 +3,12 @@
 import os
 
 import pytest
+import torch
 
 from wingbeat.cluster.channels.link import Link
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine.engine_messages import ToEngine
-from wingbeat.deployments.replica.engine.engine_process import _expect
+from wingbeat.deployments.replica.engine.engine_process import _build, _expect
 
 
 def test_a_word_that_does_not_come_ends_the_wait():
@@ -19,3 +21,16 @@ def test_a_word_that_does_not_come_ends_the_wait():
     assert _expect(engine, ToEngine.NEEDS, 10.0) == [b"needs", None]
     replica.close()
     engine.close()
+
+
+def test_an_engine_flushes_denormal_numbers(monkeypatch):
+    """Attention weights of unlikely keys are denormal, with which CPUs compute many times as slowly."""
+    monkeypatch.setattr(
+        "wingbeat.deployments.replica.engine.build.build_setup", lambda *_: float(torch.tensor([1e-39]) * 1)
+    )
+    threads = torch.get_num_threads()
+    try:
+        assert _build(AppConfig(), None, None) == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
