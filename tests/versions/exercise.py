@@ -23,7 +23,7 @@ from typing import Any
 BIN = Path(sys.executable).parent
 PROMPT = "class Stack:\n    def __init__(self):\n        "
 READY_S, END_S = 300.0, 90.0
-TRITON_ROOMS = ("alike", "experts", "packed", "state")
+TRITON_ROOMS = ("alike", "experts", "latent_attention", "packed", "state")
 EXTRAS = {
     "deployments.media": "PIL",
     "deployments.media.audio": "soundfile",
