@@ -2,8 +2,8 @@
 
 Prompt chunks, plain decodes and draft trees differ only in their mask, so one function serves all three. The reference
 adds a dense mask to the logits, and is the CPU path. On GPUs `tree_attention` runs `kernels.gpu.attention.launch`,
-which needs no dense mask, for heads up to `MAX_HEAD_DIM`. Wider heads (Gemma 4) use the reference on GPUs too; the
-shapes in the reference are fixed, so a CUDA graph can capture it.
+which needs no dense mask, for heads up to `MAX_HEAD_DIM`, and up to `MAX_VALUE_DIM` if values lie in keys. Wider heads
+(Gemma 4) use the reference on GPUs too; the shapes in the reference are fixed, so a CUDA graph can capture it.
 """
 
 import torch
@@ -14,6 +14,7 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.tree.reference import unpack_mask
 
 MAX_HEAD_DIM = 256
+MAX_VALUE_DIM = 512
 _FP8 = torch.float8_e4m3fn
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -73,8 +74,10 @@ def tree_attention(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
         softcap, sinks, out,
     )  # fmt: skip
-    widest = max(query.shape[3], value_cache.shape[3])
-    if widest <= MAX_HEAD_DIM and (kernels := choice.compiled("attention", query)):
+    is_narrow = max(query.shape[3], value_cache.shape[3]) <= MAX_HEAD_DIM
+    if not is_narrow and values_in_keys(key_cache, value_cache):
+        is_narrow = value_cache.shape[3] <= MAX_VALUE_DIM
+    if is_narrow and (kernels := choice.compiled("attention", query)):
         return kernels.tree_attention(
             query,
             key_cache,
@@ -102,6 +105,11 @@ def tree_attention(
     mask = context_mask(positions, num_context, visible, num_keys, sliding_window, query.dtype)
     result = paged_attention(query, key_cache, value_cache, block_tables, mask, scaling, softcap, sinks)
     return result if out is None else out.copy_(result)
+
+
+def values_in_keys(key_cache: Tensor, value_cache: Tensor) -> bool:
+    """Whether the values are the first elements of the keys, in the same memory."""
+    return key_cache.data_ptr() == value_cache.data_ptr() and key_cache.shape[3] > value_cache.shape[3]
 
 
 def _check_arguments(
@@ -233,7 +241,10 @@ def read_kv(key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, dtype:
         key_cache: as for `paged_attention`; `value_cache` and `block_tables` likewise.
         dtype: dtype of the result; a float8_e4m3fn cache is widened to `dtype`.
     """
-    return _blocks_of(key_cache, block_tables).to(dtype), _blocks_of(value_cache, block_tables).to(dtype)
+    key = _blocks_of(key_cache, block_tables).to(dtype)
+    if values_in_keys(key_cache, value_cache):
+        return key, key[..., : value_cache.shape[3]]
+    return key, _blocks_of(value_cache, block_tables).to(dtype)
 
 
 def _blocks_of(cache: Tensor, block_tables: Tensor) -> Tensor:

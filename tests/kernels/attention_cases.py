@@ -28,13 +28,15 @@ class Case:
     sinks: bool = False
     fp8: bool = False
     dtype: torch.dtype = torch.float32
+    in_keys: bool = False
+    """Whether the values are the keys' first elements."""
     spare_blocks: int = 0
     """Table entries after the last key, as in a bucket of longer contexts."""
 
     def __str__(self) -> str:
         new = "" if self.num_new is None else f"of{self.num_new}"
         extras = [f"W{self.window}"] if self.window else []
-        extras += [name for name in ("softcap", "sinks", "fp8") if getattr(self, name)]
+        extras += [name for name in ("softcap", "sinks", "fp8", "in_keys") if getattr(self, name)]
         dtype = str(self.dtype).removeprefix("torch.")
         heads, dims = ("-".join(map(str, pair)) for pair in (self.heads, self.dims))
         parts = [f"B{len(self.contexts)}", f"T{self.num_query}{new}", f"C{max(self.contexts)}", f"H{heads}", f"D{dims}"]
@@ -89,6 +91,8 @@ def build(case: Case, poison: float, seed: int = 0, device: str = DEVICE) -> Inp
             cache[slots] = torch.randn(len(index), num_kv_heads, dim, generator=generator)
         dtype = torch.float8_e4m3fn if case.fp8 else case.dtype
         caches.append(cache.view(num_blocks, case.block_size, num_kv_heads, dim).to(device).to(dtype))
+    if case.in_keys:
+        caches[1] = caches[0][..., : case.dims[1]]
     # Block 0 is poisoned as well: that is where the spare entries point.
     tables = torch.nn.functional.pad(tables, (0, case.spare_blocks))
     query = torch.randn(num_reqs, num_query, num_heads, case.dims[0], generator=generator).to(case.dtype)
@@ -175,6 +179,8 @@ TREES = [
     Case((18, 35), 3, num_new=9, window=24),
     Case((50, 1), 4, num_new=67),
     Case((3, 20), 5, spare_blocks=9),
+    Case((37, 8), 6, heads=(5, 1), dims=(40, 32), in_keys=True),
+    Case((37, 8), 6, heads=(2, 1), dims=(24, 20), in_keys=True, fp8=True),
 ]
 CAUSAL = [
     Case((0, 19), 37, mask="causal", heads=(2, 2)),
@@ -182,6 +188,7 @@ CAUSAL = [
     Case((45, 7), 1, mask="causal", window=16, spare_blocks=7),
     Case((21,), 18, mask="causal", softcap=2.0, sinks=True, heads=(6, 2), block_size=16),
     Case((33, 2), 5, mask="causal", fp8=True),
+    Case((33, 2), 9, mask="causal", heads=(4, 1), dims=(44, 32), in_keys=True),
 ]
 SHORT = [
     Case((0, 1, 9), 5, mask="causal", heads=(2, 1), sinks=True),

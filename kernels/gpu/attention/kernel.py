@@ -33,9 +33,10 @@ from wingbeat.kernels.launching import wait_for_launch
     do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr", "lse_ptr"],
 )
 def tree_attention_kernel(
-    query_ptr,  # [num_reqs, num_query, num_heads, KEY_DIM]
-    key_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
-    value_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
+    query_ptr,  # [num_reqs, num_query, num_heads, KEY_DIM + REST_DIM]
+    key_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM + REST_DIM]
+    # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]; with REST_DIM, the values are the keys' first elements
+    value_ptr,
     table_ptr,  # int64 [num_reqs, width]
     context_ptr,  # int64 [num_reqs]
     position_ptr,  # int64 [num_reqs, num_new]; None if causal or without a window
@@ -80,6 +81,8 @@ def tree_attention_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_KEY_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
+    REST_DIM: tl.constexpr,  # 0, or the number of elements of a key past its value
+    BLOCK_REST_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     TAIL_KEYS: tl.constexpr,
@@ -119,6 +122,6 @@ def tree_attention_kernel(
             stride_value_slot, stride_value_head, stride_table, stride_position, stride_word_req,
             stride_word_node, stride_out_req, stride_out_node, stride_out_head, logit_scale, softcap, window,
             num_query, num_new, num_words, max_keys, num_row_tiles, most_splits, least_keys, SPLIT, GROUP,
-            NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS,
-            TAIL_KEYS, PRECISION, ALIKE,
+            NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM,
+            BLOCK_ROWS, BLOCK_KEYS, TAIL_KEYS, PRECISION, ALIKE,
         )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from wingbeat.kernels.attention.reference import values_in_keys
 from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_limits
 from wingbeat.kernels.gpu.attention.kernel import tree_attention_kernel
 from wingbeat.kernels.gpu.attention.splits import (
@@ -212,6 +213,8 @@ def _prepare(
     num_reqs, num_query, num_heads, key_dim = query.shape
     block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
     group = num_heads // num_kv_heads
+    rest_dim = key_dim - value_dim if values_in_keys(key_cache, value_cache) else 0
+    key_dim -= rest_dim
     causal = mask_words is None
     place = None if causal or sliding_window is None else positions
     strides = (
@@ -242,6 +245,8 @@ def _prepare(
         "VALUE_DIM": value_dim,
         "BLOCK_KEY_DIM": max(16, triton.next_power_of_2(key_dim)),
         "BLOCK_VALUE_DIM": max(16, triton.next_power_of_2(value_dim)),
+        "REST_DIM": rest_dim,
+        "BLOCK_REST_DIM": max(16, triton.next_power_of_2(rest_dim)),
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_KEYS": config.block_keys,
         "TAIL_KEYS": min(config.block_keys, 64),

@@ -25,6 +25,9 @@ def _attend_tile(
     total,  # float32 [BLOCK_ROWS]
     peak,  # float32 [BLOCK_ROWS], in units of log2
     query,  # [BLOCK_ROWS, BLOCK_KEY_DIM]
+    # [BLOCK_ROWS, BLOCK_REST_DIM]: elements of the query past KEY_DIM, if a key's first KEY_DIM elements are its value;
+    # else None
+    query_rest,
     keys,  # int32 [BLOCK_KEYS]: indices in the request's sequence
     visible,  # bool [BLOCK_ROWS, BLOCK_KEYS]; None if every row sees every key
     end,  # keys from here on are not read, unless WHOLE
@@ -36,6 +39,8 @@ def _attend_tile(
     VALUE_DIM: tl.constexpr,
     BLOCK_KEY_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    BLOCK_REST_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
@@ -57,6 +62,14 @@ def _attend_tile(
     else:
         key = tl.load(key_ptrs, mask=(keys < end)[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
     scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+    if query_rest is not None:
+        rest_dims = KEY_DIM + tl.arange(0, BLOCK_REST_DIM)
+        rest_ptrs = key_ptr + (block * stride_key_block + offset * stride_key_slot)[:, None] + rest_dims[None, :]
+        seen = (rest_dims < KEY_DIM + REST_DIM)[None, :]
+        if not WHOLE:
+            seen = seen & (keys < end)[:, None]
+        rest = tl.load(rest_ptrs, mask=seen, other=0.0)
+        scores = tl.dot(query_rest, tl.trans(rest.to(query.dtype)), scores, input_precision=PRECISION)
     if softcap is None:
         scale = logit_scale * _LOG2_E
     else:
@@ -68,7 +81,9 @@ def _attend_tile(
     weights = tl.exp2(scores * scale - new_peak[:, None])
     decay = tl.exp2(peak - new_peak)
     total = total * decay + tl.sum(weights, 1)
-    if WHOLE:
+    if query_rest is not None:
+        value = key
+    elif WHOLE:
         if VALUE_DIM == BLOCK_VALUE_DIM:
             value = tl.load(value_ptrs)
         else:
@@ -192,6 +207,8 @@ def attend_rows(
     VALUE_DIM: tl.constexpr,
     BLOCK_KEY_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    BLOCK_REST_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     TAIL_KEYS: tl.constexpr,
@@ -258,6 +275,12 @@ def attend_rows(
     key_dims = tl.arange(0, BLOCK_KEY_DIM)
     query_ptrs = query_ptr + req * stride_query_req + (node * stride_query_node + head * stride_query_head)[:, None]
     query = tl.load(query_ptrs + key_dims[None, :], mask=live[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
+    if REST_DIM:
+        rest_dims = tl.arange(0, BLOCK_REST_DIM)
+        seen = live[:, None] & (rest_dims < REST_DIM)[None, :]
+        query_rest = tl.load(query_ptrs + KEY_DIM + rest_dims[None, :], mask=seen, other=0.0)
+    else:
+        query_rest = None
     key_ptr += kv_head * stride_key_head
     value_ptr += kv_head * stride_value_head
     cache = (table_ptr, key_ptr, value_ptr, stride_key_block, stride_key_slot, stride_value_block, stride_value_slot)
@@ -278,8 +301,8 @@ def attend_rows(
         else:
             visible = position[:, None] - keys[None, :] < window
         acc, total, peak = _attend_tile(
-            acc, total, peak, query, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM, VALUE_DIM,
-            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, PRECISION, True,
+            acc, total, peak, query, query_rest, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM, VALUE_DIM,
+            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, True,
         )  # fmt: skip
     tail = tl.maximum(low, bare)
     if ALIKE and words_ptr is not None:
@@ -295,8 +318,8 @@ def attend_rows(
                 if window is not None:
                     visible = visible & (own_end - 1 - keys < window)[None, :]
                 acc, total, peak = _attend_tile(
-                    acc, total, peak, query, places, visible, end, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
-                    VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, PRECISION, False,
+                    acc, total, peak, query, query_rest, places, visible, end, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
+                    VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, False,
                 )  # fmt: skip
     else:
         for start in tl.range(tail, high, TAIL_KEYS, num_stages=1):
@@ -317,8 +340,8 @@ def attend_rows(
                     key_position = tl.where(new < 0, keys, loaded)
                 visible = visible & (position[:, None] - key_position[None, :] < window)
             acc, total, peak = _attend_tile(
-                acc, total, peak, query, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
-                VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, PRECISION, False,
+                acc, total, peak, query, query_rest, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
+                VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, False,
             )  # fmt: skip
 
     seen = total > 0

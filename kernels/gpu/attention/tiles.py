@@ -24,7 +24,8 @@ class TileConfig(NamedTuple):
 
 _Tiles = dict[tuple[int, int], tuple[TileConfig, ...]]
 
-# The keys of these tables are (bytes of an element, padded head dim); each value has one entry per tile height. Below
+# The keys of these tables are (bytes of an element, padded head dim); each value has one entry per tile height. At 512
+# the values lie in the keys, which are read once for both products. Below
 # 64 rows reading a tile takes less time than computing it, and several programs share a multiprocessor. Every second
 # pipeline stage prefetches keys and values, because the block ids must be loaded first. float32 uses no tensor cores,
 # and its operands are in registers, so its tiles are small.
@@ -32,6 +33,7 @@ _FLOAT32: _Tiles = {
     (4, 64): (TileConfig(16, 32, 4, 3, 23_040), TileConfig(32, 32, 8, 3, 29_184)),
     (4, 128): (TileConfig(16, 16, 8, 3, 26_112),),
     (4, 256): (TileConfig(16, 16, 8, 1, 34_816),),
+    (4, 512): (TileConfig(16, 16, 8, 1, 73_728),),
 }
 # From 64 rows on, matrix products run on groups of four warps, 64 rows at a time. Their accumulators are spread over
 # more registers or are in tensor memory. There are no tiles of 256 rows: at dim 128 a thread spills 200 bytes with 16
@@ -57,6 +59,8 @@ WARPGROUP_TILES: _Tiles = _FLOAT32 | {
         TileConfig(64, 32, 4, 3, 108_544),
         TileConfig(128, 32, 8, 3, 174_080),
     ),
+    # With warpgroups, 64 rows spill 400 to 1,040 bytes.
+    (2, 512): (TileConfig(16, 32, 4, 3, 83_968), TileConfig(32, 32, 8, 3, 102_400)),
 }
 # On other GPUs a warp's own registers hold its rows' accumulators, and most GPUs give a program 99 KiB of shared
 # memory.
@@ -78,6 +82,11 @@ WARP_TILES: _Tiles = _FLOAT32 | {
         TileConfig(32, 32, 4, 5, 86_016),
         TileConfig(64, 32, 8, 3, 73_728),
     ),
+    (2, 512): (
+        TileConfig(16, 32, 4, 3, 83_968),
+        TileConfig(32, 32, 8, 3, 102_400),
+        TileConfig(64, 32, 8, 3, 139_264),
+    ),
 }
 
 
@@ -87,12 +96,12 @@ def device_tiles(dtype: torch.dtype, head_dim: int, limits: DeviceLimits) -> tup
 
     Args:
         dtype: dtype of the query.
-        head_dim: larger of key_dim and value_dim, at most 256.
+        head_dim: larger of key_dim and value_dim, at most 256; with values that lie in keys, a key's dimension.
 
     Raises:
         ValueError: no tile fits; the message states the memory needed.
     """
-    padded = max(64, triton.next_power_of_2(head_dim))
+    padded = min(max(64, triton.next_power_of_2(head_dim)), 512)
     table = WARPGROUP_TILES if limits.has_warpgroups else WARP_TILES
     configs = table[dtype.itemsize, padded]
     fitting = tuple(config for config in configs if config.shared_bytes <= limits.shared_bytes)

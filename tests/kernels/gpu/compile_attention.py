@@ -66,7 +66,7 @@ class Compiler:
         split: bool = True,
         alike: bool = False,
     ) -> None:
-        """Compile a variant of the attention kernel."""
+        """Compile a variant of the attention kernel; keys of more than 512 elements contain their values."""
         cache = TYPES[torch.float8_e4m3fn] if fp8 else TYPES[dtype]
         pointers = {
             "query_ptr": TYPES[dtype],
@@ -81,15 +81,18 @@ class Compiler:
             "partial_ptr": "*fp32" if split else None,
             "lse_ptr": "*fp32" if split else None,
         }
+        rest = dims[0] - dims[1] if dims[0] > 512 else 0
         constants = {
             "SPLIT": split,
-            "GROUP": 4,
-            "NUM_KV_HEADS": 8,
+            "GROUP": 128 if rest else 4,
+            "NUM_KV_HEADS": 1 if rest else 8,
             "BLOCK_SIZE": 16,
-            "KEY_DIM": dims[0],
+            "KEY_DIM": dims[0] - rest,
             "VALUE_DIM": dims[1],
-            "BLOCK_KEY_DIM": triton.next_power_of_2(dims[0]),
+            "BLOCK_KEY_DIM": triton.next_power_of_2(dims[0] - rest),
             "BLOCK_VALUE_DIM": triton.next_power_of_2(dims[1]),
+            "REST_DIM": rest,
+            "BLOCK_REST_DIM": max(16, triton.next_power_of_2(rest)),
             "BLOCK_ROWS": config.block_rows,
             "BLOCK_KEYS": config.block_keys,
             "TAIL_KEYS": min(config.block_keys, 64),
@@ -145,6 +148,8 @@ class Compiler:
             for dim in (64, 128, 256):
                 for config in device_tiles(dtype, dim, self.limits):
                     self._tile(dtype, (dim, dim), config)
+            for config in device_tiles(dtype, 576, self.limits):
+                self._tile(dtype, (576, 512), config)
         for dim in (64, 128, 256):
             for window in (False, True):
                 self.attention(BF16, (dim, dim), fixed_tile(BF16, dim, self.limits), window=window, alike=True)

@@ -13,7 +13,8 @@ from wingbeat.kernels.gpu.attention.splits import Splits
 from wingbeat.kernels.gpu.attention.tiles import TileConfig, device_tiles
 
 BF16 = torch.bfloat16
-EVERY = [(dtype, dim) for dtype in (BF16, torch.float32) for dim in (64, 128, 256)]
+EVERY = [(dtype, dim) for dtype in (BF16, torch.float32) for dim in (64, 128, 256, 576)]
+"""Keys of 576 elements begin with their values of 512."""
 
 
 def limits_of(capability: int) -> DeviceLimits:
@@ -32,11 +33,12 @@ def limits(request: pytest.FixtureRequest) -> DeviceLimits:
 
 def check(config: TileConfig, dtype: torch.dtype, dim: int, mask: str, fp8: bool = False) -> None:
     """Check a tile split and unsplit, with more rows than the tile: covers tensor cores, prefetching and swizzles."""
-    shape = {"heads": (2, 1), "dims": (dim, dim), "block_size": 16, "mask": mask, "dtype": dtype, "fp8": fp8}
+    shape = {"heads": (2, 1), "dims": (dim, min(dim, 512)), "block_size": 16, "mask": mask, "dtype": dtype, "fp8": fp8}
+    shape["in_keys"] = dim > 512
     inputs = build(Case((150, 33), num_query=config.block_rows // 2 + 3, **shape), NAN)
     expected = by_formula(inputs)
     for most in (1, 2):
-        out = torch.full_like(inputs.arguments[0], NAN)
+        out = torch.full_like(inputs.arguments[0], NAN)[..., : min(dim, 512)]
         splits = Splits(most, config.block_keys)
         triton_attention.tree_attention(*inputs.arguments, **inputs.options, out=out, config=config, splits=splits)
         assert_close(out, expected)
