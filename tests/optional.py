@@ -349,7 +349,7 @@ FEATURES = {
             *("tests/kernels/latent_attention", "tests/gpu_of_numbers/latent_cases.py"),
         ),
         needs=("kernel_tools", "fused_layers", "gpu_kernels"),
-        words=("attention over latents", "store_latents"),
+        words=("attention over latents", "store_latents", "keep_latents"),
     ),
     "deferral": Feature(("runtime/deferral", "tests/runtime/deferral")),
     "masks": Feature(("runtime/masks",), words=("bad_words", "bad words")),

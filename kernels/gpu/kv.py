@@ -5,6 +5,8 @@ Also maps positions to slots.
 Each function is one launch. Reference: `wingbeat.kernels.kv.reference`, whose functions select the implementation.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -213,14 +215,13 @@ def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, count
     return out
 
 
-def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable:
+def pool_table(caches: Sequence[tuple[Tensor, ...]]) -> PoolTable:
     parts = [part for layer in caches for part in layer]
     device = parts[0].device
-    for index, part in enumerate(parts):
-        if not part.is_contiguous() or part.device != device:
-            raise ValueError(
-                f"caches[{index // 2}] is not contiguous, or on {part.device} where others are on {device}"
-            )
+    for index, layer in enumerate(caches):
+        for part in layer:
+            if not part.is_contiguous() or part.device != device:
+                raise ValueError(f"caches[{index}] is not contiguous, or on {part.device} where others are on {device}")
     places = [(part.data_ptr(), part.shape[2] * part.shape[3] * part.element_size()) for part in parts]
     numbers = [number for place in places for number in place]
     word_bytes = next(size for size in (8, 4, 2, 1) if all(number % size == 0 for number in numbers))
@@ -274,7 +275,7 @@ def _move_kv_kernel(
 
 
 def move_kv(
-    caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
+    caches: Sequence[tuple[Tensor, ...]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
 ) -> None:
     """Launches the kernel for `wingbeat.kernels.kv.reference.move_kv`; moves into block 0 are skipped."""
     if from_slots.dim() == 1:

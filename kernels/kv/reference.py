@@ -1,5 +1,8 @@
 """Writes to a paged KV cache: torch reference and CPU path; GPUs use `kernels.gpu.kv`."""
 
+from collections.abc import Sequence
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -59,7 +62,7 @@ def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, count
     return mapping if counted is None else torch.where(counted, mapping, 0)
 
 
-def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
+def pool_table(caches: Sequence[tuple[Tensor, ...]]) -> PoolTable | None:
     """Describes caches on CUDA for `move_kv`.
 
     Returns None on other devices. CUDA graphs that captured a move read the table, so the caller must keep the table
@@ -73,14 +76,14 @@ def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
 
 
 def move_kv(
-    caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
+    caches: Sequence[tuple[Tensor, ...]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
 ) -> None:
     """Moves rows between slots in all layers, to compact accepted paths.
 
     All reads precede all writes. On CUDA this is a single launch.
 
     Args:
-        caches: (key_cache, value_cache) per layer, as in `store_kv`; contiguous, all with one block_size.
+        caches: tensors per layer, such as the caches of `store_kv`; contiguous, all with one block_size.
         from_slots: int64 [num_reqs, num_moves], or [num_moves] for one request; `to_slots` likewise. Moves into block 0
             are dropped. A target of one request is never a source of another, and no two moves that are not dropped
             share a target.
@@ -92,15 +95,13 @@ def move_kv(
         copy_kv(caches, from_slots, to_slots)
 
 
-def copy_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor) -> None:
+def copy_kv(caches: Sequence[tuple[Tensor, ...]], from_slots: Tensor, to_slots: Tensor) -> None:
     """`move_kv` with torch operations."""
     if from_slots.dim() == 2:
         from_slots, to_slots = from_slots.flatten(), to_slots.flatten()
-    for key_cache, value_cache in caches:
-        if key_cache.dtype == _FP8:
-            key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)  # noqa: PLW2901
-        for cache in (key_cache.flatten(0, 1), value_cache.flatten(0, 1)):
-            cache.index_copy_(0, to_slots, cache.index_select(0, from_slots))
+    for cache in chain.from_iterable(caches):
+        rows = (cache.view(torch.uint8) if cache.dtype == _FP8 else cache).flatten(0, 1)
+        rows.index_copy_(0, to_slots, rows.index_select(0, from_slots))
 
 
 def _check_store(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""Comparison of the step of attention over latents with its reference, for `wingbeat.kernels.gpu.comparison`."""
+"""Comparison of the steps of attention over latents with their references, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
-from wingbeat.kernels.latent_attention.reference import store_latents
+from wingbeat.kernels.latent_attention.reference import keep_latents, store_latents
 
 
 def _latents(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -22,6 +22,13 @@ def _latents(device: torch.device, shape: Shape) -> list[Tensor]:
         ]
         query_out = store_latents(query, made, shared, *turned, *caches, slots, in_pairs)
         found += [query_out, *(cache.float() for cache in caches)]
+        latent, absorbed = (
+            random_numbers(6, 9, 32, dtype=shape.dtype),
+            random_numbers(7, 6, 16, 32, dtype=shape.dtype),
+        )
+        cache = random_numbers(8, 8, shape.block_size, 1, 40, dtype=shape.dtype).to(kept).to(device)
+        made_of = query, absorbed.to(device), latent.to(device), shared
+        found += [keep_latents(*made_of, *turned, cache, cache[..., :32], slots, in_pairs), cache.float()]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Rotates queries, and stores keys and values made of a latent, on a GPU."""
+"""Rotates queries, and stores a latent or the keys and values made of it, on a GPU."""
 
 import torch
 import triton
@@ -149,3 +149,124 @@ def store_latents(
             **options(fused=False),
         )
     return out
+
+
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
+def _keep_latents_kernel(
+    query_ptr,  # [num_tokens, num_heads, 2 * HALF]
+    out_ptr,  # [num_tokens, num_heads, RANK + 2 * HALF]: from RANK on
+    latent_ptr,  # [num_tokens, RANK]
+    shared_ptr,  # [num_tokens, 2 * HALF]
+    cos_ptr,  # [num_tokens, 2 * HALF]; `sin_ptr` likewise
+    sin_ptr,
+    cache_ptr,  # [num_blocks, BLOCK_SIZE, 1, RANK + 2 * HALF]
+    slot_ptr,  # int64 [num_tokens]
+    num_heads,
+    stride_query,
+    stride_query_head,
+    stride_latent,
+    stride_shared,
+    stride_block,
+    stride_slot,
+    BLOCK_SIZE: tl.constexpr,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    pair = tl.arange(0, BLOCK_HALF)[None, :]
+    is_pair = (head < num_heads) & (pair < HALF)
+    low_at, high_at = 2 * pair if IN_PAIRS else pair, 2 * pair + 1 if IN_PAIRS else pair + HALF
+    cos = tl.load(cos_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    query = query_ptr + token * stride_query + head * stride_query_head
+    low = tl.load(query + low_at, mask=is_pair, other=0.0)
+    high = tl.load(query + high_at, mask=is_pair, other=0.0)
+    low, high = turned_halves(low, high, cos, sin)
+    out = out_ptr + (token * num_heads + head) * (RANK + 2 * HALF) + RANK + pair
+    tl.store(out, low, mask=is_pair)
+    tl.store(out + HALF, high, mask=is_pair)
+
+    slot = tl.load(slot_ptr + token)
+    # Slots in block 0 mark rows to drop.
+    if (slot >= BLOCK_SIZE) & (tl.program_id(1) == 0):
+        shared = shared_ptr + token * stride_shared
+        key_low = tl.load(shared + low_at, mask=pair < HALF, other=0.0)
+        key_high = tl.load(shared + high_at, mask=pair < HALF, other=0.0)
+        key_low, key_high = turned_halves(key_low, key_high, cos, sin)
+        cache = cache_ptr + slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
+        stored: tl.constexpr = cache_ptr.dtype.element_ty
+        tl.store(cache + RANK + pair, stored_as(key_low, stored), mask=pair < HALF)
+        tl.store(cache + RANK + HALF + pair, stored_as(key_high, stored), mask=pair < HALF)
+        at = tl.arange(0, BLOCK_RANK)
+        latent = tl.load(latent_ptr + token * stride_latent + at, mask=at < RANK, other=0.0)
+        tl.store(cache + at, stored_as(latent, stored), mask=at < RANK)
+
+
+def keep_latents(
+    query: Tensor,
+    out: Tensor,
+    latent: Tensor,
+    shared: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    in_pairs: bool,
+) -> None:
+    """Launches the kernel for `wingbeat.kernels.latent_attention.reference.keep_latents`.
+
+    Args:
+        query: [num_tokens, num_heads, turned]: the elements of the queries that are rotated.
+        out: [num_tokens, num_heads, rank + turned], contiguous; the rotated elements are written.
+
+    Raises:
+        ValueError: shapes, dtypes or strides do not match.
+    """
+    (num_tokens, num_heads, turned), rank = query.shape, latent.shape[1]
+    parts = [("out", out, (num_tokens, num_heads, rank + turned))]
+    check([*parts, *((name, wave, (num_tokens, turned)) for name, wave in (("cos", cos), ("sin", sin)))], query.dtype)
+    check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
+    for name, part, dim in (("latent", latent, rank), ("shared", shared, turned)):
+        if part.dtype != query.dtype or part.shape != (num_tokens, dim) or part.stride(1) != 1 or query.stride(2) != 1:
+            raise ValueError(f"{name} is {part.dtype} {tuple(part.shape)}: it does not fit query {tuple(query.shape)}")
+    is_known = cache.dtype in (query.dtype, torch.float8_e4m3fn)
+    if not is_known or cache.shape[2:] != (1, rank + turned) or cache.stride(3) != 1:
+        raise ValueError(f"key_cache is {cache.dtype} {tuple(cache.shape)}: it does not fit out {tuple(out.shape)}")
+    if num_tokens == 0:
+        return
+    half = turned // 2
+    block_half = triton.next_power_of_2(half)
+    block_heads = max(1, min(triton.next_power_of_2(num_heads), _TILE // block_half))
+    with torch.cuda.device_of(query):
+        _keep_latents_kernel[(num_tokens, triton.cdiv(num_heads, block_heads))](
+            query,
+            out,
+            latent,
+            shared,
+            cos,
+            sin,
+            cache,
+            slot_mapping,
+            num_heads,
+            *query.stride()[:2],
+            latent.stride(0),
+            shared.stride(0),
+            *cache.stride()[:2],
+            BLOCK_SIZE=cache.shape[1],
+            RANK=rank,
+            HALF=half,
+            IN_PAIRS=in_pairs,
+            BLOCK_HEADS=block_heads,
+            BLOCK_RANK=triton.next_power_of_2(rank),
+            BLOCK_HALF=block_half,
+            num_warps=max(1, min(4, block_heads * block_half // 256)),
+            # A fused multiply-add would round once where transformers rounds twice.
+            **options(fused=False),
+        )

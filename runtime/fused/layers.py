@@ -216,12 +216,12 @@ def _swap_tried(
     gate = type(layer.mlp.act_fn).__name__ if is_whole else None
     if is_whole and gate not in swap.gates:
         return f"{gate} in an MLP is not supported"
-    expected = _trial(layer, attention, is_whole)
+    expected = run_trial(layer, attention, is_whole)
     try:
         swap.swap(layer, attention, is_whole)
     except ValueError as error:
         return str(error)
-    found = _trial(layer, attention, is_whole)
+    found = run_trial(layer, attention, is_whole)
     is_same = all(alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     problem = None if is_same else "a trial gives other numbers"
     if division is not None:
@@ -508,23 +508,22 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
     return type(kind.__name__, (fused, kind), {})
 
 
-def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
+def run_trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
     """Runs a layer, or its attention, on the first rows of one sequence; returns output and stored keys and values."""
     out, stored = _run(layer, attention, is_whole)
     return _rows_of(out), *stored
 
 
 def _run(layer: Any, attention: LayerAttention, is_whole: bool = True) -> tuple[Any, list[Tensor]]:
-    """As `_trial`, with the output in the form that the layer gives it. A layer may have no attention."""
+    """As `run_trial`, with the output in the form that the layer gives it. A layer may have no attention."""
     attn, caches, turned = attention_of(layer) if attention.num_heads else None, {}, None
     norm = next(getattr(layer, name) for name in _FIRST_NORMS if hasattr(layer, name))
     weight = norm.weight
     if attn is not None:
         weight = next(one for name in _QUERIES if (one := getattr(attn, name, None)) is not None).weight
-        caches[attn.layer_idx] = [
-            torch.zeros(2, _BLOCK_SIZE, attention.num_kv_heads, size, dtype=weight.dtype, device=weight.device)
-            for size in (attention.key_dim, attention.value_dim)
-        ]
+        heads = 2, _BLOCK_SIZE, attention.num_kv_heads
+        stored = [torch.zeros(*heads, dim, dtype=weight.dtype, device=weight.device) for dim in attention.stored_dims]
+        caches[attn.layer_idx] = attention.caches(tuple(stored))
     hidden, positions = drawn_rows(len(norm.weight), weight), torch.arange(NUM_ROWS, device=weight.device)
     if attn is not None:
         angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)

@@ -1,4 +1,4 @@
-"""The KV pool: one key and one value tensor per layer, addressed by block id."""
+"""The KV pool: keys and values of each layer, addressed by block id."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,9 +38,19 @@ class LayerAttention:
     sliding_window: int | None
 
     @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """Elements by which a position's KV head is stored: of the key, and of the value."""
+        return self.key_dim, self.value_dim
+
+    @property
     def kv_size(self) -> int:
         """Number of elements of a position's key and value, over all heads."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+        return self.num_kv_heads * sum(self.stored_dims)
+
+    def caches(self, stored: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Returns the caches of keys and of values, for tensors [.., num_kv_heads, dim] with `stored_dims`."""
+        key, value = stored
+        return key, value
 
 
 NO_LAYERS: Mapping[int, int] = {}
@@ -80,11 +90,15 @@ class KVCache:
         shapes = [
             (num_blocks_of.get(index, self.num_blocks), config.block_size, layer.num_kv_heads, dim)
             for index, layer in enumerate(layers)
-            for dim in (layer.key_dim, layer.value_dim)
+            for dim in layer.stored_dims
         ]
         made = [zeros(shape, dtype, device) for shape in shapes] if memory is None else memory(shapes, dtype, device)
-        self.layers: list[tuple[Tensor, Tensor]] = list(zip(made[::2], made[1::2], strict=True))
-        self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
+        parts = iter(made)
+        self.tensors = [tuple(next(parts) for _ in layer.stored_dims) for layer in layers]
+        """By layer, the tensors [num_blocks, block_size, num_kv_heads, dim] that hold the layer's KV."""
+        self.layers = [layer.caches(held) for layer, held in zip(layers, self.tensors, strict=True)]
+        """Keys and values of each layer, which may share memory."""
+        self._stored = [held for held, layer in zip(self.tensors, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
         """Table of all layers' addresses, which `move` reads; captured graphs contain the table's own address."""
 
@@ -94,20 +108,20 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of all layers' keys and values."""
-        return sum(part.nbytes for pair in self.layers for part in pair)
+        return sum(part.nbytes for held in self.tensors for part in held)
 
     @property
-    def prefix_layers(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Keys and values, by layer, of the layers that hold every block of a prefix."""
-        return dict(enumerate(self.layers))
+    def prefix_layers(self) -> dict[int, tuple[Tensor, ...]]:
+        """The tensors, by layer, of the layers that hold every block of a prefix."""
+        return dict(enumerate(self.tensors))
 
     def own_pools(self) -> list[Tensor] | None:
-        """Returns keys and values by layer, [num_blocks, block_size, heads, dim], for code that compacts KV itself.
+        """Returns the layers' tensors, [num_blocks, block_size, heads, dim], for code that compacts KV itself.
 
         A subclass returns None if `move` has to be used, because other processes must be notified or positions have
         another layout.
         """
-        return [part for pair in self._stored for part in pair]
+        return [part for held in self._stored for part in held]
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Moves the KV of accepted paths in all layers; arguments are those of `kernels.kv.reference.move_kv`."""
@@ -160,5 +174,4 @@ def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
 
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:
     """Returns the bytes of a block over all layers, for keys and values of dtype `dtype`."""
-    per_token = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
-    return per_token * block_size * dtype.itemsize
+    return sum(layer.kv_size for layer in layers) * block_size * dtype.itemsize

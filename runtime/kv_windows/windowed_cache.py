@@ -36,9 +36,9 @@ class WindowedCache(KVCache):
     ) -> None:
         super().__init__(layers, config, dtype, device, memory, dict.fromkeys(windowed, blocks.num_places))
         self.windowed, self.beside = windowed, blocks
-        self.of_windows = {layer: self.layers[layer] for layer in sorted(windowed)}
+        self.of_windows = {layer: self.tensors[layer] for layer in sorted(windowed)}
         """Keys and values, by layer, of the layers with windows."""
-        self._stored = [pair for pair in self.prefix_layers.values() if pair[0].numel()]
+        self._stored = [held for held in self.prefix_layers.values() if held[0].numel()]
         self.table = pool_table(self._stored)
         self._own_table = pool_table(list(self.of_windows.values()))
         self.places = torch.zeros(self.num_blocks, dtype=torch.int64, device=device)
@@ -50,9 +50,9 @@ class WindowedCache(KVCache):
         self._offsets = torch.arange(self.block_size, device=device)
 
     @property
-    def prefix_layers(self) -> dict[int, tuple[Tensor, Tensor]]:
+    def prefix_layers(self) -> dict[int, tuple[Tensor, ...]]:
         """See `KVCache.prefix_layers`."""
-        return {layer: pair for layer, pair in enumerate(self.layers) if layer not in self.windowed}
+        return {layer: held for layer, held in enumerate(self.tensors) if layer not in self.windowed}
 
     @property
     def table_bytes(self) -> int:

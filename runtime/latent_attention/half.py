@@ -2,18 +2,24 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from wingbeat.kernels.latent_attention.reference import store_latents
+from wingbeat.kernels.latent_attention.reference import keep_latents, store_latents
 from wingbeat.kernels.layer.reference import Turn
 from wingbeat.runtime.fused.attention import AttentionHalf, LayerOps, norm_of
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers import attention as paged
+from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
 
 class LatentHalf(AttentionHalf):
     """Joins the products of the layer's input: the queries or their latent, and the latent of keys and values."""
+
+    absorbed: tuple[Tensor, Tensor] | None = None
+    """Matrices [num_heads, plain, rank], for queries, and [num_heads, rank, value_dim], for results, of a layer that
+    stores latents; None for a layer that stores keys and values."""
 
     def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
         super().__init__(attn, ops, attention, turn)
@@ -25,6 +31,25 @@ class LatentHalf(AttentionHalf):
         first = attn.q_proj if attn.q_a_proj is None else attn.q_a_proj
         are_alike = (first.bias is None) == (attn.kv_a_proj_with_mqa.bias is None)
         return are_alike and (attention.key_dim, attention.value_dim) == (attn.qk_head_dim, attn.v_head_dim)
+
+    @property
+    def can_absorb(self) -> bool:
+        """Whether the products of the latent can be applied to queries and results instead."""
+        return self.attn.kv_b_proj.bias is None
+
+    def join(self) -> None:
+        """See `AttentionHalf.join`."""
+        super().join()
+        if self.absorbed is not None:
+            self.absorb()
+
+    def absorb(self) -> None:
+        """Makes the layer store latents. Matrices of a weight that is not packed are views of the weight."""
+        attn: Any = self.attn
+        linear = attn.kv_b_proj
+        weight = (linear.dense_weight() if isinstance(linear, PackableLinear) else linear.weight).data
+        heads = weight.unflatten(0, (attn.num_heads, -1))
+        self.absorbed = heads[:, : attn.qk_nope_head_dim], heads[:, attn.qk_nope_head_dim :].transpose(1, 2)
 
     def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, rows: Rows) -> Tensor:
         """See `AttentionHalf.__call__`."""
@@ -40,12 +65,20 @@ class LatentHalf(AttentionHalf):
             (query_norm, eps), (norm, _) = norm_of(attn.q_a_layernorm), norm_of(attn.kv_a_layernorm)
             self.ops.norm_parts(latents, (query_norm, norm), eps)
             query = attn.q_b_proj(query)
-        made = attn.kv_b_proj(latent)
         cos, sin = (part[0] for part in position_embeddings or ())
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
-        heads = [part.unflatten(-1, (attn.num_heads, -1)) for part in (query, made)]
-        query = store_latents(*heads, shared, cos, sin, *cache, own.slot_mapping, attn.config.rope_interleave)
-        return paged.attend_segments(query, *cache, own.segments, attn.scaling, packed=own.packed).flatten(1)
+        query = query.unflatten(-1, (attn.num_heads, -1))
+        placed = cos, sin, *cache, own.slot_mapping, attn.config.rope_interleave
+        if self.absorbed is None:
+            made = attn.kv_b_proj(latent).unflatten(-1, (attn.num_heads, -1))
+            query = store_latents(query, made, shared, *placed)
+        else:
+            query = keep_latents(query, self.absorbed[0], latent, shared, *placed)
+        mixed = paged.attend_segments(query, *cache, own.segments, attn.scaling, packed=own.packed)
+        if self.absorbed is not None:
+            latents, mixed = mixed, mixed.new_empty(*mixed.shape[:2], attn.v_head_dim)
+            torch.bmm(latents.transpose(0, 1), self.absorbed[1], out=mixed.transpose(0, 1))
+        return mixed.flatten(1)
 
 
 ATTENTIONS = {"transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention": LatentHalf}

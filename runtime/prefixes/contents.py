@@ -97,8 +97,8 @@ class PrefixContents:
         return num_blocks * self._cache.block_bytes + state
 
     def _pool_parts(self) -> Iterator[tuple[str, Tensor]]:
-        for index, pair in self._cache.prefix_layers.items():
-            for kind, part in zip(("keys", "values"), pair, strict=True):
+        for index, held in self._cache.prefix_layers.items():
+            for kind, part in zip(("keys", "values"), held, strict=False):
                 if part.numel():
                     # float8 is viewed as bytes, because torch does not index float8 on CPUs.
                     is_fp8 = part.dtype == torch.float8_e4m3fn

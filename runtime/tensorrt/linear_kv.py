@@ -147,7 +147,7 @@ class RowCache(KVCache):
         self.linear = linear
         self.num_blocks, self.block_size = blocks
         self.block_bytes = block_bytes
-        self.layers = linear.pages or linear.layers
+        self.layers = self.tensors = linear.pages or linear.layers
         self._home = torch.zeros(blocks.num_blocks, dtype=torch.int64, device=linear.layers[0][0].device)
         """Address in the rows of each block's first position, int64 [num_blocks]: row * capacity + position."""
 

@@ -1,5 +1,6 @@
 """Attention over latents on the GPU of numbers: captured rounds write what transformers' generate() writes."""
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
@@ -9,6 +10,7 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.latent_attention.part import extend_model
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -24,11 +26,14 @@ def new_model() -> torch.nn.Module:
     return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
 
 
-def test_captured_rounds_write_what_generate_writes(gpu):
+@pytest.mark.parametrize("stored", ["heads", "latents"])
+def test_captured_rounds_write_what_generate_writes(gpu, stored):
     """Prompts in chunks, trees, and plain rounds."""
     prompts = random_prompts((11, 3))
     expected, _ = greedy(new_model(), prompts, 6)
     loaded = prepare_model(new_model().to(CUDA), "deepseek_v3")
+    if stored == "latents":
+        extend_model(loaded, engine_config(TREE, **LIMITS))
     sequences = [prompt + more for prompt, more in zip(prompts, expected, strict=True)]
     drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
     engine = build_engine(loaded, engine_config(TREE, **LIMITS), drafter, InProcessChannel)
@@ -38,4 +43,5 @@ def test_captured_rounds_write_what_generate_writes(gpu):
     assert stats.failed == []
     assert stats.replays[Stage.BASE_VERIFICATION]
     assert stats.replays[Stage.BASE_DECODING]
-    assert gpu.launches["_store_latents_kernel"] > 0
+    assert gpu.launches["_keep_latents_kernel" if stored == "latents" else "_store_latents_kernel"] > 0
+    assert engine.cache.block_bytes == 4 * 4 * sum(layer.kv_size for layer in loaded.layers)

@@ -59,6 +59,7 @@ KERNELS = {
     "_unpack_kernel",
     "_norm_parts_kernel",
     "_store_latents_kernel",
+    "_keep_latents_kernel",
 }
 SMALL = (
     "(counts_what_its_reference and 13-1) or "

@@ -301,8 +301,8 @@ def attend_rows(
         else:
             visible = position[:, None] - keys[None, :] < window
         acc, total, peak = _attend_tile(
-            acc, total, peak, query, query_rest, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM, VALUE_DIM,
-            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, True,
+            acc, total, peak, query, query_rest, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
+            VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, True,
         )  # fmt: skip
     tail = tl.maximum(low, bare)
     if ALIKE and words_ptr is not None:
@@ -318,8 +318,8 @@ def attend_rows(
                 if window is not None:
                     visible = visible & (own_end - 1 - keys < window)[None, :]
                 acc, total, peak = _attend_tile(
-                    acc, total, peak, query, query_rest, places, visible, end, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
-                    VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, False,
+                    acc, total, peak, query, query_rest, places, visible, end, cache, logit_scale, softcap, BLOCK_SIZE,
+                    KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, False,
                 )  # fmt: skip
     else:
         for start in tl.range(tail, high, TAIL_KEYS, num_stages=1):
@@ -340,8 +340,8 @@ def attend_rows(
                     key_position = tl.where(new < 0, keys, loaded)
                 visible = visible & (position[:, None] - key_position[None, :] < window)
             acc, total, peak = _attend_tile(
-                acc, total, peak, query, query_rest, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE, KEY_DIM,
-                VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, False,
+                acc, total, peak, query, query_rest, keys, visible, high, cache, logit_scale, softcap, BLOCK_SIZE,
+                KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, REST_DIM, BLOCK_REST_DIM, PRECISION, False,
             )  # fmt: skip
 
     seen = total > 0

@@ -79,7 +79,9 @@ def attend_segments(
             part can do so.
         options: options of `attend_in_blocks`.
     """
-    if packed is None and query.dtype == key_cache.dtype:
+    if not value_cache.is_contiguous():  # the values lie in the keys, which runtime parts do not support
+        packed = None
+    elif packed is None and query.dtype == key_cache.dtype:
         packed = first_result("pack_segments", segments, key_cache.dtype)
     if packed is not None:
         return packed.attend(query, key_cache, value_cache, scaling, **options)

@@ -24,7 +24,7 @@ KERNELS = {
     "delta_rule", "packed_product", "unpack", "grouped_product", "embed_beside", "few_rows_product", "alike_product",
     "embed_to_heads", "gated_norm", "selective_scan", "convolve", "advance_recurrence", "advance_convolution",
     "channel_scan", "advance_channels", "choose_experts", "route_experts", "sum_experts",
-    "store_latents", "norm_parts",
+    "store_latents", "keep_latents", "norm_parts",
 }  # fmt: skip
 # CUDA C++ Programming Guide, "technical specifications per compute capability": 163, 99 and 227 KiB.
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}

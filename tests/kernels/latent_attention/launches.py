@@ -16,3 +16,6 @@ def launch_all() -> None:
         slots = torch.zeros(60, dtype=torch.int64)
         for in_pairs in (False, True):
             triton_latents.store_latents(query, made, shared, shared, shared, *caches, slots, in_pairs)
+        out, latent, cache = (query.new_zeros(*size) for size in ((60, num_heads, 576), (60, 512), (9, 16, 1, 576)))
+        for kept in (cache, cache.to(torch.float8_e4m3fn)):
+            triton_latents.keep_latents(query[..., plain:], out, latent, *[shared] * 3, kept, slots, True)

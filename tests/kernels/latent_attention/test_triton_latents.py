@@ -1,11 +1,14 @@
 """The step of attention over latents: the kernel against its reference, and this against transformers."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb, apply_rotary_pos_emb_interleave
 
 from tests.kernels.drawn import draw
-from wingbeat.kernels.latent_attention.reference import store_latents
+from wingbeat.kernels.attention.reference import tree_attention
+from wingbeat.kernels.latent_attention.reference import keep_latents, store_latents
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -13,6 +16,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK_SIZE = 4
 SIZES = {"deep": (3, 16, 8, 16), "odd": (5, 12, 6, 20)}
 """Heads, plain and rotated elements of keys, and elements of values."""
+
+
+drawn = partial(draw, dtype=torch.float32)
 
 
 def inputs(size, dtype):
@@ -45,6 +51,45 @@ def test_rows_go_where_the_reference_puts_them(size, in_pairs, dtype):
     for ours, their in zip(found, expected, strict=True):
         assert ours[0].isnan().all(), "a row to be dropped was written"
         assert torch.equal(ours[1:].cpu().nan_to_num(9.0), their[1:].nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("in_pairs", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize("size", SIZES)
+def test_latents_go_where_the_reference_puts_them(size, in_pairs, cache_dtype):
+    kernels = pytest.importorskip("wingbeat.kernels.latent_attention.triton")
+    (num_heads, plain, turned, rank), slots = SIZES[size], torch.tensor([1, 7, 4, 3, 15], device=DEVICE)
+    query, _, shared, cos, sin = inputs(SIZES[size], torch.float32)
+    latent, absorbed = drawn(5, rank + 7, seed=3)[:, 7:], drawn(num_heads, plain, rank, seed=4)
+    if cache_dtype == torch.float8_e4m3fn:  # Triton's interpreter does not round to the nearest float8
+        latent, shared = (part.to(cache_dtype).float() for part in (latent, shared))
+        cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+    cache = torch.full((5, BLOCK_SIZE, 1, rank + turned), 2.0, device=DEVICE).to(cache_dtype)
+    expected = cache.cpu().clone()
+    given = [part.cpu() for part in (query, absorbed, latent, shared, cos, sin)]
+    theirs = keep_latents(*given, expected, expected[..., :rank], slots.cpu(), in_pairs)
+    out = theirs.to(DEVICE).index_fill(2, torch.arange(rank, rank + turned, device=DEVICE), float("nan"))
+    kernels.keep_latents(query[..., plain:], out, latent, shared, cos, sin, cache, slots, in_pairs)
+    assert torch.equal(out.cpu(), theirs)
+    assert torch.equal(cache[1:].cpu().float(), expected[1:].float())
+    assert (cache[0].float() == 2.0).all(), "a row to be dropped was written"
+
+
+def test_attention_to_latents_is_attention_to_the_keys_and_values_made_of_them():
+    """The products of the latent may be applied to queries and results instead."""
+    (num_heads, plain, turned, _), rank = SIZES["deep"], 24
+    query, _, shared, cos, sin = (part.cpu() for part in inputs(SIZES["deep"], torch.float32))
+    latent, weight = (drawn(*shape, seed=seed).cpu() for shape, seed in (((5, rank), 3), ((num_heads, 32, rank), 4)))
+    slots, placed = torch.arange(4, 9), (cos, sin)
+    segments = torch.tensor([[1, 2]]), torch.tensor([0]), None, None, 0.3
+    keys, values = (part.cpu() for part in caches(SIZES["deep"], torch.float32))
+    made = torch.einsum("hdr,tr->thd", weight, latent)
+    by_head = store_latents(query, made, shared, *placed, keys, values, slots, True)
+    expected = tree_attention(by_head[None], keys.nan_to_num(0.0), values.nan_to_num(0.0), *segments)
+    cache = torch.zeros(5, BLOCK_SIZE, 1, rank + turned)
+    absorbed = keep_latents(query, weight[:, :plain], latent, shared, *placed, cache, cache[..., :rank], slots, True)
+    found = tree_attention(absorbed[None], cache, cache[..., :rank], *segments)
+    torch.testing.assert_close(torch.einsum("bthr,hdr->bthd", found, weight[:, plain:]), expected)
 
 
 @pytest.mark.parametrize("in_pairs", [False, True], ids=["halves", "pairs"])

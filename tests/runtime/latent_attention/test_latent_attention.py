@@ -14,6 +14,7 @@ from wingbeat.runtime.fused.attention import FusedAttention
 from wingbeat.runtime.fused.halves import HalvesLayer
 from wingbeat.runtime.fused.layers import LayerOps
 from wingbeat.runtime.latent_attention.half import LatentHalf
+from wingbeat.runtime.latent_attention.kept import keep_latents
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -41,8 +42,9 @@ def model_of(kind: str) -> torch.nn.Module:
     return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
 
 
+@pytest.mark.parametrize("stored", ["heads", "latents"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_fused_layers_write_what_generate_writes(monkeypatch, kind):
+def test_fused_layers_write_what_generate_writes(monkeypatch, kind, stored):
     """Prompts in chunks, trees, and plain rounds."""
     monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
     prompts = random_prompts((11, 3))
@@ -52,6 +54,9 @@ def test_fused_layers_write_what_generate_writes(monkeypatch, kind):
         assert isinstance(layer, HalvesLayer)
         assert isinstance(layer.self_attn, FusedAttention)
         assert isinstance(layer.self_attn._half, LatentHalf)
+    if stored == "latents":
+        keep_latents(loaded)
+        assert {layer.kv_size for layer in loaded.layers} == {LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]}
     sequences = [prompt + more for prompt, more in zip(prompts, expected, strict=True)]
     drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
     shape = SpeculationConfig(draft_steps=2, draft_top_k=3, verify_tree_size=6)
