@@ -347,6 +347,7 @@ FEATURES = {
         (
             *("runtime/latent_attention", "kernels/latent_attention", "tests/runtime/latent_attention"),
             *("tests/kernels/latent_attention", "tests/gpu_of_numbers/latent_cases.py"),
+            "tests/runtime/prefixes/test_prefixes_of_latents.py",
         ),
         needs=("kernel_tools", "fused_layers", "gpu_kernels"),
         words=("attention over latents", "store_latents", "keep_latents"),

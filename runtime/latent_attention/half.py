@@ -43,13 +43,23 @@ class LatentHalf(AttentionHalf):
         if self.absorbed is not None:
             self.absorb()
 
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        super().take_written()
+        for held, written in zip(self.absorbed or (), self._matrices(), strict=False):
+            if held.data_ptr() != written.data_ptr():  # a copy of a packed weight
+                held.copy_(written)
+
     def absorb(self) -> None:
-        """Makes the layer store latents. Matrices of a weight that is not packed are views of the weight."""
-        attn: Any = self.attn
-        linear = attn.kv_b_proj
+        """Makes the layer store latents."""
+        self.absorbed = self._matrices()
+
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        """Returns `absorbed`: views of the weight of keys and values, unless the weight is packed."""
+        linear, plain = self.attn.kv_b_proj, self.attn.qk_nope_head_dim
         weight = (linear.dense_weight() if isinstance(linear, PackableLinear) else linear.weight).data
-        heads = weight.unflatten(0, (attn.num_heads, -1))
-        self.absorbed = heads[:, : attn.qk_nope_head_dim], heads[:, attn.qk_nope_head_dim :].transpose(1, 2)
+        heads = weight.unflatten(0, (self.attn.num_heads, -1))
+        return heads[:, :plain], heads[:, plain:].transpose(1, 2)
 
     def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, rows: Rows) -> Tensor:
         """See `AttentionHalf.__call__`."""
