@@ -7,6 +7,7 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import stored_as
 from wingbeat.kernels.gpu.layer import check, turned_halves
+from wingbeat.kernels.latent_attention.reference import Pairs
 from wingbeat.kernels.launching import options, wait_for_launch
 
 _TILE = 1024
@@ -18,13 +19,14 @@ def _store_latents_kernel(
     query_ptr,  # [num_tokens, num_heads, PLAIN + 2 * HALF]
     made_ptr,  # [num_tokens, num_heads, PLAIN + VALUE]
     shared_ptr,  # [num_tokens, 2 * HALF]
-    cos_ptr,  # [num_tokens, 2 * HALF]; `sin_ptr` likewise
+    cos_ptr,  # [num_tokens, HALF]; `sin_ptr` likewise
     sin_ptr,
     out_ptr,  # [num_tokens, num_heads, PLAIN + 2 * HALF]
     key_cache_ptr,  # [num_blocks, BLOCK_SIZE, num_heads, PLAIN + 2 * HALF]
     value_cache_ptr,  # [num_blocks, BLOCK_SIZE, num_heads, VALUE]
     slot_ptr,  # int64 [num_tokens]
     num_heads,
+    stride_wave,
     stride_query,
     stride_shared,
     stride_key_block,
@@ -37,7 +39,9 @@ def _store_latents_kernel(
     PLAIN: tl.constexpr,
     HALF: tl.constexpr,
     VALUE: tl.constexpr,
+    STEP: tl.constexpr,  # stride of a wave's elements
     IN_PAIRS: tl.constexpr,
+    STAY: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PLAIN: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -52,8 +56,9 @@ def _store_latents_kernel(
     is_plain, is_pair = (head < num_heads) & (plain < PLAIN), (head < num_heads) & (pair < HALF)
     is_value = (head < num_heads) & (value < VALUE)
     low_at, high_at = 2 * pair if IN_PAIRS else pair, 2 * pair + 1 if IN_PAIRS else pair + HALF
-    cos = tl.load(cos_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    low_to, high_to = 2 * pair if STAY else pair, 2 * pair + 1 if STAY else pair + HALF
+    cos = tl.load(cos_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
 
     query = query_ptr + token * stride_query + head * (PLAIN + 2 * HALF)
     low = tl.load(query + PLAIN + low_at, mask=is_pair, other=0.0)
@@ -61,8 +66,8 @@ def _store_latents_kernel(
     low, high = turned_halves(low, high, cos, sin)
     out = out_ptr + (token * num_heads + head) * (PLAIN + 2 * HALF)
     tl.store(out + plain, tl.load(query + plain, mask=is_plain, other=0.0), mask=is_plain)
-    tl.store(out + PLAIN + pair, low, mask=is_pair)
-    tl.store(out + PLAIN + HALF + pair, high, mask=is_pair)
+    tl.store(out + PLAIN + low_to, low, mask=is_pair)
+    tl.store(out + PLAIN + high_to, high, mask=is_pair)
 
     slot = tl.load(slot_ptr + token)
     # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
@@ -78,10 +83,18 @@ def _store_latents_kernel(
         stored: tl.constexpr = key_cache_ptr.dtype.element_ty
         own = tl.load(made + plain, mask=is_plain, other=0.0)
         tl.store(to_key + plain, stored_as(own, stored), mask=is_plain)
-        tl.store(to_key + PLAIN + pair, stored_as(key_low, stored), mask=is_pair)
-        tl.store(to_key + PLAIN + HALF + pair, stored_as(key_high, stored), mask=is_pair)
+        tl.store(to_key + PLAIN + low_to, stored_as(key_low, stored), mask=is_pair)
+        tl.store(to_key + PLAIN + high_to, stored_as(key_high, stored), mask=is_pair)
         own = tl.load(made + PLAIN + value, mask=is_value, other=0.0)
         tl.store(to_value + value, stored_as(own, stored), mask=is_value)
+
+
+def _waves(cos: Tensor, sin: Tensor, num_tokens: int, half: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the last `half` columns of the waves; raises ValueError if they do not fit queries of this dtype."""
+    fits = cos.shape in ((num_tokens, half), (num_tokens, 2 * half)) and cos.dtype in (dtype, torch.float32)
+    if not fits or (sin.shape, sin.stride(), sin.dtype) != (cos.shape, cos.stride(), cos.dtype):
+        raise ValueError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit {num_tokens} tokens")
+    return cos[:, -half:], sin[:, -half:]
 
 
 def store_latents(
@@ -93,7 +106,7 @@ def store_latents(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
-    in_pairs: bool,
+    pairs: Pairs,
 ) -> Tensor:
     """Launches the kernel for `wingbeat.kernels.latent_attention.reference.store_latents`.
 
@@ -102,8 +115,8 @@ def store_latents(
     """
     (num_tokens, num_heads, key_dim), half = query.shape, shared.shape[1] // 2
     plain, value_dim = key_dim - 2 * half, value_cache.shape[3]
-    parts = [("made", made, (num_tokens, num_heads, plain + value_dim))]
-    check([*parts, *((name, wave, (num_tokens, 2 * half)) for name, wave in (("cos", cos), ("sin", sin)))], query.dtype)
+    check([("made", made, (num_tokens, num_heads, plain + value_dim))], query.dtype)
+    cos, sin = _waves(cos, sin, num_tokens, half, query.dtype)
     check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
     for name, cache, dim in (("key_cache", key_cache, key_dim), ("value_cache", value_cache, value_dim)):
         is_known = cache.dtype == key_cache.dtype and cache.dtype in (query.dtype, torch.float8_e4m3fn)
@@ -131,6 +144,7 @@ def store_latents(
             value_cache,
             slot_mapping,
             num_heads,
+            cos.stride(0),
             query.stride(0),
             shared.stride(0),
             *key_cache.stride()[:3],
@@ -139,7 +153,9 @@ def store_latents(
             PLAIN=plain,
             HALF=half,
             VALUE=value_dim,
-            IN_PAIRS=in_pairs,
+            STEP=cos.stride(1),
+            IN_PAIRS=pairs is not Pairs.HALVES,
+            STAY=pairs is Pairs.STAY,
             BLOCK_HEADS=block_heads,
             BLOCK_PLAIN=block_plain,
             BLOCK_HALF=triton.next_power_of_2(half),
@@ -157,11 +173,12 @@ def _keep_latents_kernel(
     out_ptr,  # [num_tokens, num_heads, RANK + 2 * HALF]: from RANK on
     latent_ptr,  # [num_tokens, RANK]
     shared_ptr,  # [num_tokens, 2 * HALF]
-    cos_ptr,  # [num_tokens, 2 * HALF]; `sin_ptr` likewise
+    cos_ptr,  # [num_tokens, HALF]; `sin_ptr` likewise
     sin_ptr,
     cache_ptr,  # [num_blocks, BLOCK_SIZE, 1, RANK + 2 * HALF]
     slot_ptr,  # int64 [num_tokens]
     num_heads,
+    stride_wave,
     stride_query,
     stride_query_head,
     stride_latent,
@@ -171,7 +188,9 @@ def _keep_latents_kernel(
     BLOCK_SIZE: tl.constexpr,
     RANK: tl.constexpr,
     HALF: tl.constexpr,
+    STEP: tl.constexpr,  # stride of a wave's elements
     IN_PAIRS: tl.constexpr,
+    STAY: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -183,15 +202,16 @@ def _keep_latents_kernel(
     pair = tl.arange(0, BLOCK_HALF)[None, :]
     is_pair = (head < num_heads) & (pair < HALF)
     low_at, high_at = 2 * pair if IN_PAIRS else pair, 2 * pair + 1 if IN_PAIRS else pair + HALF
-    cos = tl.load(cos_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + token * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    low_to, high_to = 2 * pair if STAY else pair, 2 * pair + 1 if STAY else pair + HALF
+    cos = tl.load(cos_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
     query = query_ptr + token * stride_query + head * stride_query_head
     low = tl.load(query + low_at, mask=is_pair, other=0.0)
     high = tl.load(query + high_at, mask=is_pair, other=0.0)
     low, high = turned_halves(low, high, cos, sin)
-    out = out_ptr + (token * num_heads + head) * (RANK + 2 * HALF) + RANK + pair
-    tl.store(out, low, mask=is_pair)
-    tl.store(out + HALF, high, mask=is_pair)
+    out = out_ptr + (token * num_heads + head) * (RANK + 2 * HALF) + RANK
+    tl.store(out + low_to, low, mask=is_pair)
+    tl.store(out + high_to, high, mask=is_pair)
 
     slot = tl.load(slot_ptr + token)
     # Slots in block 0 mark rows to drop.
@@ -202,8 +222,8 @@ def _keep_latents_kernel(
         key_low, key_high = turned_halves(key_low, key_high, cos, sin)
         cache = cache_ptr + slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
         stored: tl.constexpr = cache_ptr.dtype.element_ty
-        tl.store(cache + RANK + pair, stored_as(key_low, stored), mask=pair < HALF)
-        tl.store(cache + RANK + HALF + pair, stored_as(key_high, stored), mask=pair < HALF)
+        tl.store(cache + RANK + low_to, stored_as(key_low, stored), mask=pair < HALF)
+        tl.store(cache + RANK + high_to, stored_as(key_high, stored), mask=pair < HALF)
         at = tl.arange(0, BLOCK_RANK)
         latent = tl.load(latent_ptr + token * stride_latent + at, mask=at < RANK, other=0.0)
         tl.store(cache + at, stored_as(latent, stored), mask=at < RANK)
@@ -218,7 +238,7 @@ def keep_latents(
     sin: Tensor,
     cache: Tensor,
     slot_mapping: Tensor,
-    in_pairs: bool,
+    pairs: Pairs,
 ) -> None:
     """Launches the kernel for `wingbeat.kernels.latent_attention.reference.keep_latents`.
 
@@ -230,8 +250,8 @@ def keep_latents(
         ValueError: shapes, dtypes or strides do not match.
     """
     (num_tokens, num_heads, turned), rank = query.shape, latent.shape[1]
-    parts = [("out", out, (num_tokens, num_heads, rank + turned))]
-    check([*parts, *((name, wave, (num_tokens, turned)) for name, wave in (("cos", cos), ("sin", sin)))], query.dtype)
+    check([("out", out, (num_tokens, num_heads, rank + turned))], query.dtype)
+    cos, sin = _waves(cos, sin, num_tokens, turned // 2, query.dtype)
     check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
     for name, part, dim in (("latent", latent, rank), ("shared", shared, turned)):
         if part.dtype != query.dtype or part.shape != (num_tokens, dim) or part.stride(1) != 1 or query.stride(2) != 1:
@@ -255,6 +275,7 @@ def keep_latents(
             cache,
             slot_mapping,
             num_heads,
+            cos.stride(0),
             *query.stride()[:2],
             latent.stride(0),
             shared.stride(0),
@@ -262,7 +283,9 @@ def keep_latents(
             BLOCK_SIZE=cache.shape[1],
             RANK=rank,
             HALF=half,
-            IN_PAIRS=in_pairs,
+            STEP=cos.stride(1),
+            IN_PAIRS=pairs is not Pairs.HALVES,
+            STAY=pairs is Pairs.STAY,
             BLOCK_HEADS=block_heads,
             BLOCK_RANK=triton.next_power_of_2(rank),
             BLOCK_HALF=block_half,

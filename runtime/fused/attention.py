@@ -121,6 +121,14 @@ class AttentionHalf:
         is_even = attention.key_dim == attention.value_dim == attn.head_dim and attn.head_dim % 2 == 0
         return is_even and not clips and not getattr(attn, "use_qk_norm", False)
 
+    @staticmethod
+    def position_embeddings(angles: Tensor, turn: Turn, dtype: torch.dtype) -> Any:
+        """Returns what the model's rotary embedding returns for angles [num_tokens, num_pairs]."""
+        waves = [angles.cos(), angles.sin()]
+        if not turn.one_half:
+            waves = [wave.repeat_interleave(2, 1) if turn.repeated else wave.repeat(1, 2) for wave in waves]
+        return tuple(wave.to(dtype)[None] for wave in waves)
+
     def join(self) -> None:
         """Joins the projections and reads the norms from their current weights."""
         attn: Any = self.attn

@@ -527,10 +527,7 @@ def _run(layer: Any, attention: LayerAttention, is_whole: bool = True) -> tuple[
     hidden, positions = drawn_rows(len(norm.weight), weight), torch.arange(NUM_ROWS, device=weight.device)
     if attn is not None:
         angles = positions[:, None] / torch.arange(1, _num_pairs(attn) + 1, device=weight.device)
-        turn, waves = _turn_of(attn), (angles.cos(), angles.sin())
-        if not turn.one_half:
-            waves = [wave.repeat_interleave(2, 1) if turn.repeated else wave.repeat(1, 2) for wave in waves]
-        turned = tuple(wave.to(hidden.dtype)[None] for wave in waves)
+        turned = _half_of(attn).position_embeddings(angles, _turn_of(attn), hidden.dtype)
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
     packed = first_result("pack_segments", [segment], hidden.dtype)

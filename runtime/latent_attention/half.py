@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.latent_attention.reference import keep_latents, store_latents
+from wingbeat.kernels.latent_attention.reference import Pairs, keep_latents, store_latents
 from wingbeat.kernels.layer.reference import Turn
 from wingbeat.runtime.fused.attention import AttentionHalf, LayerOps, norm_of
 from wingbeat.runtime.kv.pool import LayerAttention
@@ -24,6 +24,7 @@ class LatentHalf(AttentionHalf):
     def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
         super().__init__(attn, ops, attention, turn)
         self.projections = ("q_proj" if attn.q_a_proj is None else "q_a_proj", "kv_a_proj_with_mqa")
+        self.pairs = Pairs.TO_HALVES if getattr(attn.config, "rope_interleave", False) else Pairs.HALVES
 
     @staticmethod
     def fits(attn: Any, attention: LayerAttention) -> bool:
@@ -61,7 +62,12 @@ class LatentHalf(AttentionHalf):
         heads = weight.unflatten(0, (self.attn.num_heads, -1))
         return heads[:, :plain], heads[:, plain:].transpose(1, 2)
 
-    def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, rows: Rows) -> Tensor:
+    def waves(self, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+        """Returns cosines and sines [num_tokens, num_pairs or twice as many]."""
+        cos, sin = position_embeddings
+        return cos[0], sin[0]
+
+    def __call__(self, normed: Tensor, position_embeddings: Any, rows: Rows) -> Tensor:
         """See `AttentionHalf.__call__`."""
         attn: Any = self.attn
         latents = self.qkv(normed)
@@ -75,10 +81,10 @@ class LatentHalf(AttentionHalf):
             (query_norm, eps), (norm, _) = norm_of(attn.q_a_layernorm), norm_of(attn.kv_a_layernorm)
             self.ops.norm_parts(latents, (query_norm, norm), eps)
             query = attn.q_b_proj(query)
-        cos, sin = (part[0] for part in position_embeddings or ())
+        cos, sin = self.waves(position_embeddings)
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
         query = query.unflatten(-1, (attn.num_heads, -1))
-        placed = cos, sin, *cache, own.slot_mapping, attn.config.rope_interleave
+        placed = cos, sin, *cache, own.slot_mapping, self.pairs
         if self.absorbed is None:
             made = attn.kv_b_proj(latent).unflatten(-1, (attn.num_heads, -1))
             query = store_latents(query, made, shared, *placed)
@@ -91,5 +97,26 @@ class LatentHalf(AttentionHalf):
         return mixed.flatten(1)
 
 
-ATTENTIONS = {"transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention": LatentHalf}
+class ComplexHalf(LatentHalf):
+    """DeepSeek-V2's: positions are given as complex numbers, and pairs stay neighbours."""
+
+    def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
+        super().__init__(attn, ops, attention, turn)
+        self.pairs = Pairs.STAY
+
+    @staticmethod
+    def position_embeddings(angles: Tensor, turn: Turn, dtype: torch.dtype) -> Any:
+        """See `AttentionHalf.position_embeddings`."""
+        return torch.polar(torch.ones_like(angles), angles)[None]
+
+    def waves(self, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+        """See `LatentHalf.waves`."""
+        cos, sin = torch.view_as_real(position_embeddings[0]).unbind(-1)
+        return cos, sin
+
+
+ATTENTIONS = {
+    "transformers.models.deepseek_v2.modeling_deepseek_v2.DeepseekV2Attention": ComplexHalf,
+    "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention": LatentHalf,
+}
 """Attention modules by class name; modules of other families have the code of one of these."""

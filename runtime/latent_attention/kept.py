@@ -52,7 +52,7 @@ def keep_latents(loaded: LoadedModel) -> None:
 
 def _kept(layer: nn.Module, attention: LayerAttention) -> LatentAttention | None:
     """Makes a layer store latents; returns None, and changes nothing, if the layer cannot."""
-    half: Any = next((vars(one)["_half"] for one in (layer, attention_of(layer)) if "_half" in vars(one)), None)
+    half: Any = getattr(layer, "_half", None) or getattr(attention_of(layer), "_half", None)
     if not isinstance(half, LatentHalf) or not half.can_absorb:
         return None
     rank, is_whole = half.attn.kv_lora_rank, isinstance(layer, FusedLayer)

@@ -94,7 +94,7 @@ LIMITS: dict[str, int] = {
     "layer of Phi-3, with fused attention": 12,
     "layer of SmolLM3, with fused attention": 9,
     "layer of GLM-4-MoE, with fused attention and experts": 13,
-    "layer of DeepSeek-V3, with fused attention and experts, attention over latents": 16,
+    "layer of DeepSeek-V3, with fused attention and experts, attention over latents": 17,
     "layer of ERNIE-4.5-MoE, with fused attention and experts": 13,
     "layer of Hunyuan, with fused attention": 9,
     "layer of MiniMax-M2, with fused attention and experts": 14,

@@ -3,6 +3,7 @@
 import torch
 
 from wingbeat.kernels.latent_attention import triton as triton_latents
+from wingbeat.kernels.latent_attention.reference import Pairs
 
 
 def launch_all() -> None:
@@ -14,8 +15,8 @@ def launch_all() -> None:
         )
         caches = [query.new_zeros(9, 16, num_heads, size) for size in (plain + turned, value_dim)]
         slots = torch.zeros(60, dtype=torch.int64)
-        for in_pairs in (False, True):
-            triton_latents.store_latents(query, made, shared, shared, shared, *caches, slots, in_pairs)
+        for pairs in Pairs:
+            triton_latents.store_latents(query, made, shared, shared, shared, *caches, slots, pairs)
         out, latent, cache = (query.new_zeros(*size) for size in ((60, num_heads, 576), (60, 512), (9, 16, 1, 576)))
         for kept in (cache, cache.to(torch.float8_e4m3fn)):
-            triton_latents.keep_latents(query[..., plain:], out, latent, *[shared] * 3, kept, slots, True)
+            triton_latents.keep_latents(query[..., plain:], out, latent, *[shared] * 3, kept, slots, Pairs.STAY)

@@ -31,6 +31,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 2, "moe_intermediate_size": 16},
     ),
     "glm4_moe_lite": ("glm4_moe_lite", {"q_lora_rank": 20, "mlp_layer_types": ["dense"] * SHAPE["num_hidden_layers"]}),
+    "deepseek_v2": ("deepseek_v2", {"q_lora_rank": None, "first_k_dense_replace": 9}),
+    "complex with latent queries": ("deepseek_v2", {"q_lora_rank": 20}),
     "youtu": ("youtu", {"q_lora_rank": 20}),
 }
 
