@@ -60,6 +60,7 @@ _FAMILIES = {
     "lfm2": ("Lfm2DecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "lfm2_moe": ("Lfm2MoeDecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "llama": ("LlamaDecoderLayer", _MIXTURE),
+    "minicpm3": ("MiniCPM3DecoderLayer", _MIXTURE),
     "mixtral": ("MixtralDecoderLayer", _MIXTURE),
     "olmo2": (
         "Olmo2DecoderLayer",
@@ -110,7 +111,7 @@ class HalvesLayer(nn.Module):
         for name in self._halves.mlps:
             if (mlp := getattr(self, name, None)) is not None:
                 out, factor = self._activated(name, mlp, normed)
-                factor *= getattr(self, "residual_multiplier", 1.0)
+                factor *= _residual_factor(self)
                 total = torch.add(total, out, alpha=factor)
         return total[None] if self._of_tuple is None else (total[None], *[None] * (self._of_tuple - 1))
 
@@ -153,7 +154,11 @@ def weights_of(norm: Any) -> tuple[Tensor, float]:
 def factor_of(layer: nn.Module, mixer: str) -> float:
     """Returns the factor of a mixer's output in the residual stream."""
     own = "attn_out_multiplier" if mixer == "self_attn" else "ssm_out_multiplier"
-    return getattr(layer, "residual_multiplier", 1.0) * getattr(layer, own, 1.0)
+    return _residual_factor(layer) * getattr(layer, own, 1.0)
+
+
+def _residual_factor(layer: nn.Module) -> float:
+    return getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))
 
 
 def mixers_of(layer: nn.Module, halves: Halves) -> list[str]:

@@ -23,14 +23,13 @@ class LatentHalf(AttentionHalf):
 
     def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
         super().__init__(attn, ops, attention, turn)
-        self.projections = ("q_proj" if attn.q_a_proj is None else "q_a_proj", "kv_a_proj_with_mqa")
+        self.projections = (_first_of(attn), "kv_a_proj_with_mqa")
         self.pairs = Pairs.TO_HALVES if getattr(attn.config, "rope_interleave", False) else Pairs.HALVES
 
     @staticmethod
     def fits(attn: Any, attention: LayerAttention) -> bool:
         """See `AttentionHalf.fits`."""
-        first = attn.q_proj if attn.q_a_proj is None else attn.q_a_proj
-        are_alike = (first.bias is None) == (attn.kv_a_proj_with_mqa.bias is None)
+        are_alike = (getattr(attn, _first_of(attn)).bias is None) == (attn.kv_a_proj_with_mqa.bias is None)
         return are_alike and (attention.key_dim, attention.value_dim) == (attn.qk_head_dim, attn.v_head_dim)
 
     @property
@@ -62,7 +61,7 @@ class LatentHalf(AttentionHalf):
         heads = weight.unflatten(0, (self.attn.num_heads, -1))
         return heads[:, :plain], heads[:, plain:].transpose(1, 2)
 
-    def waves(self, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def waves(self, position_embeddings: Any, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines [num_tokens, num_pairs or twice as many]."""
         cos, sin = position_embeddings
         return cos[0], sin[0]
@@ -75,13 +74,13 @@ class LatentHalf(AttentionHalf):
             latents = self.add(latents, normed, 0, rows)
         sizes = [latents.shape[1] - attn.kv_lora_rank - attn.qk_rope_head_dim, attn.kv_lora_rank, attn.qk_rope_head_dim]
         query, latent, shared = latents.split(sizes, dim=1)
-        if attn.q_a_proj is None:
+        if self.projections[0] == "q_proj":
             latent = attn.kv_a_layernorm(latent)
         else:
             (query_norm, eps), (norm, _) = norm_of(attn.q_a_layernorm), norm_of(attn.kv_a_layernorm)
             self.ops.norm_parts(latents, (query_norm, norm), eps)
             query = attn.q_b_proj(query)
-        cos, sin = self.waves(position_embeddings)
+        cos, sin = self.waves(position_embeddings, len(normed))
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
         query = query.unflatten(-1, (attn.num_heads, -1))
         placed = cos, sin, *cache, own.slot_mapping, self.pairs
@@ -109,14 +108,56 @@ class ComplexHalf(LatentHalf):
         """See `AttentionHalf.position_embeddings`."""
         return torch.polar(torch.ones_like(angles), angles)[None]
 
-    def waves(self, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def waves(self, position_embeddings: Any, num_tokens: int) -> tuple[Tensor, Tensor]:
         """See `LatentHalf.waves`."""
         cos, sin = torch.view_as_real(position_embeddings[0]).unbind(-1)
         return cos, sin
 
 
+class GatedHalf(LatentHalf):
+    """Ling 3's: a head's result is multiplied by a gate."""
+
+    def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
+        super().__init__(attn, ops, attention, turn)
+        self.pairs = Pairs.TO_HALVES
+
+    def __call__(self, normed: Tensor, position_embeddings: Any, rows: Rows) -> Tensor:
+        """See `AttentionHalf.__call__`."""
+        gate = self.attn.g_proj(normed).float().sigmoid().to(normed.dtype)
+        mixed = super().__call__(normed, position_embeddings, rows)
+        return (mixed.unflatten(1, (gate.shape[1], -1)) * gate[..., None]).flatten(1)
+
+
+class StillHalf(LatentHalf):
+    """Kimi Linear's: nothing is rotated."""
+
+    def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
+        super().__init__(attn, ops, attention, turn)
+        self.pairs = Pairs.STAY
+
+    def join(self) -> None:
+        """See `AttentionHalf.join`."""
+        super().join()
+        weight, half = self.attn.kv_a_layernorm.weight.data, self.attn.qk_rope_head_dim // 2
+        self._still = weight.new_ones(1, half), weight.new_zeros(1, half)
+
+    def waves(self, position_embeddings: Any, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """See `LatentHalf.waves`."""
+        cos, sin = self._still
+        return cos.expand(num_tokens, -1), sin.expand(num_tokens, -1)
+
+
+def _first_of(attn: Any) -> str:
+    """Returns the name of the projection that makes the queries, or their latent, from the layer's input."""
+    return "q_proj" if getattr(attn, "q_a_proj", None) is None else "q_a_proj"
+
+
 ATTENTIONS = {
+    "transformers.models.axk1.modeling_axk1.AXK1Attention": LatentHalf,
+    "transformers.models.bailing_hybrid.modeling_bailing_hybrid.BailingHybridAttention": GatedHalf,
     "transformers.models.deepseek_v2.modeling_deepseek_v2.DeepseekV2Attention": ComplexHalf,
     "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention": LatentHalf,
+    "transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearAttention": StillHalf,
+    "transformers.models.minicpm3.modeling_minicpm3.MiniCPM3Attention": LatentHalf,
 }
 """Attention modules by class name; modules of other families have the code of one of these."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.runtime.hybrids import needs_states
 from tests.runtime.models import SHAPE, Run, add_noise, engine_config, greedy, greedy_params, random_prompts
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -16,6 +17,7 @@ from wingbeat.runtime.fused.layers import LayerOps
 from wingbeat.runtime.latent_attention.half import LatentHalf
 from wingbeat.runtime.latent_attention.kept import keep_latents
 from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 LATENT = {"kv_lora_rank": 24, "head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
@@ -33,6 +35,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", {"q_lora_rank": 20, "mlp_layer_types": ["dense"] * SHAPE["num_hidden_layers"]}),
     "deepseek_v2": ("deepseek_v2", {"q_lora_rank": None, "first_k_dense_replace": 9}),
     "complex with latent queries": ("deepseek_v2", {"q_lora_rank": 20}),
+    "axk1": ("axk1", {"q_lora_rank": 20, "mlp_layer_types": ["dense"] * SHAPE["num_hidden_layers"]}),
+    "minicpm3": ("minicpm3", {"q_lora_rank": 20}),
     "youtu": ("youtu", {"q_lora_rank": 20}),
 }
 
@@ -53,18 +57,49 @@ def test_fused_layers_write_what_generate_writes(monkeypatch, kind, stored):
     expected, _ = greedy(model_of(kind), prompts, 8)
     loaded = prepare_model(model_of(kind), kind)
     for layer in loaded.decoder_layers:
-        assert isinstance(layer, HalvesLayer)
+        assert isinstance(layer, HalvesLayer) == (kind != "axk1")  # which has a norm more
         assert isinstance(layer.self_attn, FusedAttention)
         assert isinstance(layer.self_attn._half, LatentHalf)
     if stored == "latents":
         keep_latents(loaded)
         assert {layer.kv_size for layer in loaded.layers} == {LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]}
+    check_texts(loaded, prompts, expected)
+
+
+def check_texts(loaded: LoadedModel, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    """Check the texts of an engine that verifies trees, and of one that decodes."""
     sequences = [prompt + more for prompt, more in zip(prompts, expected, strict=True)]
     drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
     shape = SpeculationConfig(draft_steps=2, draft_top_k=3, verify_tree_size=6)
     engine = build_engine(loaded, engine_config(shape, max_num_batched_tokens=8), drafter, InProcessChannel)
     for speculation in (True, False):
         assert Run(engine, prompts, greedy_params(8, speculation=speculation)).finish() == expected
+
+
+@needs_states
+@pytest.mark.parametrize("name", ["kimi_linear", "bailing_hybrid"])
+def test_hybrids_store_latents_beside_their_states(monkeypatch, name):
+    """Kimi Linear's attention rotates nothing; Ling 3's has a gate per head."""
+    monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
+    layers = SHAPE["num_hidden_layers"]
+    kinds = {
+        "layer_types": ["linear_attention", "full_attention"] * (layers // 2),
+        "mlp_layer_types": ["dense"] * layers,
+    }
+    fields = LATENT | DENSE | kinds | {"linear_head_dim": 16, "linear_num_heads": 4}
+    config = AutoConfig.for_model(name, **SHAPE | fields)
+
+    def new_model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+    prompts = random_prompts((11, 3))
+    expected, _ = greedy(new_model(), prompts, 8)
+    loaded = prepare_model(new_model(), name)
+    keep_latents(loaded)
+    size = LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]
+    assert [layer.kv_size for layer in loaded.layers] == [0, size] * (layers // 2)
+    check_texts(loaded, prompts, expected)
 
 
 def test_a_layer_whose_biases_cannot_be_joined_is_left(monkeypatch):
