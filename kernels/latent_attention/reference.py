@@ -14,7 +14,7 @@ from wingbeat.kernels.kv.reference import store_kv
 
 
 class Pairs(Enum):
-    """Which elements of a head RoPE rotates together, and where they are afterwards."""
+    """Elements of a head that RoPE rotates together, and their places afterwards."""
 
     HALVES = "the first of one half and the first of the other"
     TO_HALVES = "neighbours, which the result has in two halves"
