@@ -23,6 +23,7 @@ from wingbeat.deployments.local.engine import LocalConfig, OpenEngine, check_dev
 from wingbeat.deployments.options.model_options import LoadOptions
 from wingbeat.deployments.parts import first_result
 from wingbeat.kernels.parts import load_function
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.contract import HeadConvention
@@ -34,6 +35,7 @@ from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_che
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 _TOKEN_MAPS = ("d2t", "t2d")
@@ -269,6 +271,8 @@ def _probe(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: b
         loaded = load_model(folder, dtype, device, eight_bits=eight_bits)
     except ValueError as error:  # for example an UnsupportedModelError, or transformers has no causal LM of this kind
         return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0, 0
+    for extend in hooks("extend_model"):  # may change what layers store
+        extend(loaded, EngineConfig())
     groups: list[Findings] = []
     for index, layer in enumerate(loaded.layers):
         described = asdict(layer)

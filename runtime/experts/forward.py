@@ -15,6 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from wingbeat.kernels.experts.product import FEW_ROWS, Gate, Routes, Shared, grouped_product, sum_choices
 from wingbeat.runtime.experts.blocks import fuse_block
+from wingbeat.runtime.experts.dense_blocks import fuse_dense_block
 from wingbeat.runtime.experts.routers import fuse_router
 from wingbeat.runtime.verifier.layers.linears import PackedParameters
 from wingbeat.runtime.verifier.layers.trial import alike, drawn_rows
@@ -37,6 +38,8 @@ def fuse_mixtures(model: PreTrainedModel) -> None:
     gives the numbers of transformers' own experts.
     """
     modules = list(model.modules())
+    if num_dense := sum(fuse_dense_block(module) for module in modules):
+        logger.info("%d mixtures compute their chosen experts alone", num_dense)
     own = [one for one in modules if hasattr(one, "is_concatenated") and hasattr(one, "_apply_gate")]
     if not own:
         return
