@@ -10,6 +10,7 @@ from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, PackedSegments, Rows, Segment
+from wingbeat.runtime.verifier.layers.query_scales import SCALES, scaled
 
 ATTENTION_NAME = "wingbeat"
 WINDOW_ATTRIBUTE = "wingbeat_window"
@@ -46,6 +47,8 @@ def wingbeat_attention(
     if rows.captured is not None and module.layer_idx in rows.captured:
         rows.captured[module.layer_idx] = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
     query = query[0].transpose(0, 1)
+    if SCALES in module._buffers:
+        query = scaled(module, query, rows.positions[0])
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_segments(
         query,

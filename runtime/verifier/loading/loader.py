@@ -31,6 +31,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 )
 from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
+from wingbeat.runtime.verifier.layers.query_scales import keep_query_scales
 from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
 from wingbeat.runtime.verifier.loading.mapped_files import copy_what_stays, give_back_freed
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
@@ -156,6 +157,7 @@ def switch_model(
     """
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
+    keep_query_scales(model, probed.max_positions)
     for choose in hooks("choose_experts"):
         choose(model)
     layers = decoder_layers(model, len(probed.layers))
