@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
@@ -15,6 +16,9 @@ from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
+
+
+_CACHED = ("keys", "values")
 
 
 class CacheKinds(NamedTuple):
@@ -78,6 +82,12 @@ def check_cache(model: PreTrainedModel) -> CacheKinds:
             f"{_which(indexed, layers)} keep an index beside keys and values, to attend to chosen keys only: sparse "
             "attention is not in our attention function"
         )
+    for index, layer in enumerate(layers):
+        parts = () if isinstance(layer, LinearAttentionCacheLayerMixin) else vars(layer).items()
+        if odd := [name for name, part in parts if name not in _CACHED and isinstance(part, Tensor) and part.dim() > 1]:
+            raise UnsupportedModelError(
+                f"layer {index} keeps {', '.join(odd)} beside keys and values: our attention function does not read that"
+            )
     if cache is None and (output.get("state") is not None or output.get("cache_params") is not None):
         raise UnsupportedModelError("it keeps recurrent state in place of keys and values")
     remembered = first_result("remembered", layers)

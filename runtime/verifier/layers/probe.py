@@ -26,6 +26,8 @@ MASKED_PROBE_NAME = "wingbeat_masked_probe"
 PROBE_KEYWORD = "wingbeat_recorder"
 
 _NUM_TOKENS = 9
+_POSITIONS = ("position_ids", "cache_position")
+"""Keywords of attention functions that describe rows and no attention."""
 
 
 @dataclass
@@ -67,6 +69,11 @@ def _probe_attention(
             "its layers do not pass the keywords of its forward on: an attention function cannot be told of the batch"
         )
     layer = getattr(module, "layer_idx", None)
+    unread = sorted(name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in _POSITIONS)
+    if unread:
+        raise UnsupportedModelError(
+            f"layer {layer} gives attention {', '.join(unread)}, which our function does not read"
+        )
     if layer is None:
         recorder.num_unnumbered += 1
     else:
