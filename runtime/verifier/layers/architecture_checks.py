@@ -86,7 +86,7 @@ def check_cache(model: PreTrainedModel) -> CacheKinds:
         parts = () if isinstance(layer, LinearAttentionCacheLayerMixin) else vars(layer).items()
         if odd := [name for name, part in parts if name not in _CACHED and isinstance(part, Tensor) and part.dim() > 1]:
             raise UnsupportedModelError(
-                f"layer {index} keeps {', '.join(odd)} beside keys and values: our attention function does not read that"
+                f"layer {index} keeps {', '.join(odd)} beside keys and values, which our attention does not read"
             )
     if cache is None and (output.get("state") is not None or output.get("cache_params") is not None):
         raise UnsupportedModelError("it keeps recurrent state in place of keys and values")
