@@ -61,6 +61,10 @@ class LatentHalf(AttentionHalf):
         heads = weight.unflatten(0, (self.attn.num_heads, -1))
         return heads[:, :plain], heads[:, plain:].transpose(1, 2)
 
+    def scaled(self, query: Tensor, rows: Rows) -> Tensor:
+        """Scales rotated queries [num_tokens, num_heads, size] by their rows' positions; does nothing in this class."""
+        return query
+
     def waves(self, position_embeddings: Any, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines [num_tokens, num_pairs or twice as many]."""
         cos, sin = position_embeddings
@@ -89,6 +93,7 @@ class LatentHalf(AttentionHalf):
             query = store_latents(query, made, shared, *placed)
         else:
             query = keep_latents(query, self.absorbed[0], latent, shared, *placed)
+        query = self.scaled(query, rows)
         mixed = paged.attend_segments(query, *cache, own.segments, attn.scaling, packed=own.packed)
         if self.absorbed is not None:
             latents, mixed = mixed, mixed.new_empty(*mixed.shape[:2], attn.v_head_dim)
@@ -128,6 +133,22 @@ class GatedHalf(LatentHalf):
         return (mixed.unflatten(1, (gate.shape[1], -1)) * gate[..., None]).flatten(1)
 
 
+class ScaledHalf(LatentHalf):
+    """Mistral 4's: queries are scaled by their positions."""
+
+    def join(self) -> None:
+        """See `AttentionHalf.join`."""
+        super().join()
+        config, weight = self.attn.config, self.attn.kv_a_layernorm.weight.data
+        positions = torch.arange(config.max_position_embeddings, device=weight.device)
+        steps = (positions / config.rope_parameters["original_max_position_embeddings"]).floor()
+        self._scales = (1 + config.rope_parameters["llama_4_scaling_beta"] * (1 + steps).log()).to(weight.dtype)
+
+    def scaled(self, query: Tensor, rows: Rows) -> Tensor:
+        """See `LatentHalf.scaled`."""
+        return query * self._scales[rows.positions[0].clamp_max(len(self._scales) - 1)][:, None, None]
+
+
 class StillHalf(LatentHalf):
     """Kimi Linear's: nothing is rotated."""
 
@@ -158,6 +179,7 @@ ATTENTIONS = {
     "transformers.models.deepseek_v2.modeling_deepseek_v2.DeepseekV2Attention": ComplexHalf,
     "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention": LatentHalf,
     "transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearAttention": StillHalf,
+    "transformers.models.mistral4.modeling_mistral4.Mistral4Attention": ScaledHalf,
     "transformers.models.minicpm3.modeling_minicpm3.MiniCPM3Attention": LatentHalf,
 }
 """Attention modules by class name; modules of other families have the code of one of these."""

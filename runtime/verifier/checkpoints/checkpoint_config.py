@@ -119,7 +119,13 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
 def auto_class(kind: str) -> Any:
     """Returns the transformers auto class that builds models of a model_type."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     if kind in WITH_AUDIO:
         return AutoModelForSeq2SeqLM
-    return AutoModelForImageTextToText if kind in WITH_IMAGES else AutoModelForCausalLM
+    # Some families, such as mistral3, have no class for text alone.
+    has_text = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return AutoModelForCausalLM if has_text and kind not in WITH_IMAGES else AutoModelForImageTextToText

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.runtime.hybrids import needs_states
@@ -99,6 +100,28 @@ def test_hybrids_store_latents_beside_their_states(monkeypatch, name):
     keep_latents(loaded)
     size = LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]
     assert [layer.kv_size for layer in loaded.layers] == [0, size] * (layers // 2)
+    check_texts(loaded, prompts, expected)
+
+
+def test_queries_are_scaled_by_position(monkeypatch):
+    """Mistral 4: the second scale begins behind the sequences of the trial at load."""
+    new = getattr(transformers, "Mistral4ForCausalLM", None)
+    if new is None:
+        pytest.skip("transformers has no Mistral 4")
+    monkeypatch.setattr("wingbeat.runtime.fused.layers.OPS", {"cpu": LayerOps()})
+    config = AutoConfig.for_model("mistral4", **SHAPE | LATENT | DENSE | {"q_lora_rank": 20})
+    scales = {"llama_4_scaling_beta": 2.0, "original_max_position_embeddings": 150}
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4} | scales
+
+    def new_model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return add_noise(new(config).eval())
+
+    prompts = random_prompts((160, 3, 20))
+    expected = [greedy(new_model(), [prompt], 8)[0][0] for prompt in prompts]
+    loaded = prepare_model(new_model(), "mistral4")
+    keep_latents(loaded)
+    assert {layer.kv_size for layer in loaded.layers} == {LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]}
     check_texts(loaded, prompts, expected)
 
 
