@@ -15,6 +15,7 @@ from wingbeat.runtime.parts import first_result
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers import attention as paged
 from wingbeat.runtime.verifier.layers.linears import PackableLinear, product
+from wingbeat.runtime.verifier.layers.query_scales import SCALES, scaled
 
 HALVES, ONE_HALF, IN_PAIRS = Turn(), Turn(one_half=True), Turn(in_pairs=True)
 _HALVES = {
@@ -59,6 +60,7 @@ KNOWN_ATTENTIONS = {
         HALVES: _HALVES,
         ONE_HALF: {"gpt_oss": "GptOss"},
         Turn(norm_last=True): {"hunyuan_v1_dense": "HunYuanDenseV1"},
+        Turn(one_half=True, in_pairs=True, norm_last=True): {"llama4": "Llama4Text"},
         Turn(in_pairs=True, repeated=True): {"cohere": "Cohere", "cohere2": "Cohere2"},
         IN_PAIRS: {
             "ernie4_5": "Ernie4_5",
@@ -76,6 +78,8 @@ and keys, optional RoPE, attention, an optional gate, and an output projection; 
 _OUTPUTS = ("o_proj", "out_proj", "dense")
 _GATED = ("Qwen3Next", "Qwen3_5")
 """Beginnings of the names of classes in which each query head is followed by a gate of the head's output."""
+ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
+"""Beginnings of the names of norms that multiply by 1 + weight."""
 _NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"))
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
@@ -142,6 +146,10 @@ class AttentionHalf:
         for held, name in zip(self.norms, self._norm_names, strict=False):
             held.copy_(norm_of(getattr(self.attn, name))[0])
 
+    def scaled(self, query: Tensor, rows: Rows) -> Tensor:
+        """Scales rotated queries [num_tokens, num_heads, size] by their rows' positions; does nothing in this class."""
+        return query
+
     def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, rows: Rows) -> Tensor:
         """Computes [num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], and stores keys and values.
 
@@ -168,7 +176,7 @@ class AttentionHalf:
         cache, own = rows.caches[attn.layer_idx], rows.of_layer(attn.layer_idx)
         query = self.ops.rotate_and_store(heads, cos, sin, *cache, own.slot_mapping, *norms, self.turn, factors)
         mixed = paged.attend_segments(
-            query,
+            self.scaled(query, rows),
             *cache,
             own.segments,
             attn.scaling,
@@ -178,6 +186,33 @@ class AttentionHalf:
             packed=own.packed,
         )
         return mixed.flatten(1) if gate is None else (mixed * gate.sigmoid()).flatten(1)
+
+
+class ComplexHalf(AttentionHalf):
+    """Llama 4's: positions are given as complex numbers, and norms without weights follow the rotation."""
+
+    def join(self) -> None:
+        """See `AttentionHalf.join`."""
+        super().join()
+        if (norm := getattr(self.attn, "qk_norm", None)) is not None:
+            ones = self.attn.q_proj.weight.data.new_ones(self.attn.head_dim)
+            self.norms = ones, ones, norm.eps
+
+    @staticmethod
+    def position_embeddings(angles: Tensor, turn: Turn, dtype: torch.dtype) -> Any:
+        """See `AttentionHalf.position_embeddings`."""
+        return torch.polar(torch.ones_like(angles), angles)[None]
+
+    def scaled(self, query: Tensor, rows: Rows) -> Tensor:
+        """See `AttentionHalf.scaled`."""
+        return scaled(self.attn, query, rows.positions[0]) if SCALES in self.attn._buffers else query
+
+    def __call__(self, normed: Tensor, position_embeddings: Any, rows: Rows) -> Tensor:
+        """See `AttentionHalf.__call__`."""
+        if self._rotates:
+            waves = torch.view_as_real(position_embeddings).unbind(-1)
+            position_embeddings = tuple(wave.to(normed.dtype).contiguous() for wave in waves)
+        return super().__call__(normed, position_embeddings, rows)
 
 
 def _rotates(attn: Any) -> bool:
@@ -288,7 +323,13 @@ def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 
 def norm_of(module: nn.Module) -> tuple[Tensor, float]:
-    """Returns a norm's weight and epsilon; Gemma's norms multiply by 1 + weight, in float32."""
+    """Returns a norm's weight and epsilon; some norms multiply by 1 + weight, in float32."""
     if hasattr(module, "variance_epsilon"):
         return module.weight, module.variance_epsilon
-    return module.weight.data.float() + 1.0, module.eps
+    if type(module).__name__.startswith(ONE_MORE):
+        return module.weight.data.float() + 1.0, module.eps
+    return module.weight, module.eps
+
+
+ATTENTIONS = {"transformers.models.llama4.modeling_llama4.Llama4TextAttention": ComplexHalf}
+"""Classes that compute attention modules otherwise than `AttentionHalf`, by the modules' class names."""

@@ -60,6 +60,7 @@ _FAMILIES = {
     "lfm2": ("Lfm2DecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "lfm2_moe": ("Lfm2MoeDecoderLayer", Halves(("operator_norm", "ffn_norm"), ("conv", "self_attn"))),
     "llama": ("LlamaDecoderLayer", _MIXTURE),
+    "llama4": ("Llama4TextDecoderLayer", Halves(_TWO_NORMS, ("self_attn",))),
     "minicpm3": ("MiniCPM3DecoderLayer", _MIXTURE),
     "mixtral": ("MixtralDecoderLayer", _MIXTURE),
     "olmo2": (

@@ -19,6 +19,7 @@ from torch.nn import functional
 from wingbeat.kernels.layer.reference import Turn
 from wingbeat.runtime.fused import speed_up
 from wingbeat.runtime.fused.attention import (
+    ATTENTIONS,
     HALVES,
     KNOWN_ATTENTIONS,
     Add,
@@ -55,7 +56,6 @@ KNOWN_LAYERS = frozenset(
 norm and the matrix product that follows the norm.
 """
 
-_ONE_MORE = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of the class names of norms that multiply by one more than their weight."""
 _GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 _FIRST_NORMS = ("input_layernorm", "attention_layernorm", "operator_norm", "norm", "post_attention_layernorm")
@@ -276,7 +276,7 @@ def _half_of(attn: nn.Module | None) -> type[AttentionHalf]:
 @cache
 def _attentions() -> dict[str, type[AttentionHalf]]:
     """Supported attention modules by class name, and the class that computes each."""
-    return dict.fromkeys(KNOWN_ATTENTIONS, AttentionHalf) | merged("attentions")
+    return dict.fromkeys(KNOWN_ATTENTIONS, AttentionHalf) | ATTENTIONS | merged("attentions")
 
 
 def _turn_of(attn: nn.Module | None) -> Turn:
@@ -405,7 +405,7 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
     weight, kind = getattr(module, "weight", None), type(module)
     if not kind.__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
         return
-    if not hasattr(module, "variance_epsilon") and not (kind.__name__.startswith(_ONE_MORE) and hasattr(module, "eps")):
+    if not hasattr(module, "variance_epsilon") and not hasattr(module, "eps"):
         return
     rows = drawn_rows(len(weight), weight)
     expected = module(rows)

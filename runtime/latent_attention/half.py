@@ -61,10 +61,6 @@ class LatentHalf(AttentionHalf):
         heads = weight.unflatten(0, (self.attn.num_heads, -1))
         return heads[:, :plain], heads[:, plain:].transpose(1, 2)
 
-    def scaled(self, query: Tensor, rows: Rows) -> Tensor:
-        """Scales rotated queries [num_tokens, num_heads, size] by their rows' positions; does nothing in this class."""
-        return query
-
     def waves(self, position_embeddings: Any, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines [num_tokens, num_pairs or twice as many]."""
         cos, sin = position_embeddings
@@ -145,7 +141,7 @@ class ScaledHalf(LatentHalf):
         self._scales = (1 + config.rope_parameters["llama_4_scaling_beta"] * (1 + steps).log()).to(weight.dtype)
 
     def scaled(self, query: Tensor, rows: Rows) -> Tensor:
-        """See `LatentHalf.scaled`."""
+        """See `AttentionHalf.scaled`."""
         return query * self._scales[rows.positions[0].clamp_max(len(self._scales) - 1)][:, None, None]
 
 

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, Llama4TextConfig
 
 from tests.runtime.models import SHAPE, Run, add_noise, engine_config, greedy, greedy_params, new_engine, random_prompts
 from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 LAYERS = SHAPE["num_hidden_layers"]
@@ -21,9 +22,8 @@ def new_model(floor_scale: int) -> torch.nn.Module:
     return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
 
 
-@pytest.mark.parametrize("floor_scale", [4, 150])
-def test_the_text_is_that_of_generate(floor_scale):
-    """The second scale begins behind the sequences of the trial at load."""
+def check_texts(floor_scale: int) -> LoadedModel:
+    """Check the texts of trees and of plain rounds, of prompts longer than the trial at load."""
     prompts = random_prompts((160, 3, 20))
     # alone, because transformers counts padding before a prompt
     expected = [greedy(new_model(floor_scale), [prompt], 8)[0][0] for prompt in prompts]
@@ -33,3 +33,9 @@ def test_the_text_is_that_of_generate(floor_scale):
     engine = new_engine(loaded, engine_config(max_num_batched_tokens=64), drafter)
     for speculation in (True, False):
         assert Run(engine, prompts, greedy_params(8, speculation=speculation)).finish() == expected
+    return loaded
+
+
+@pytest.mark.parametrize("floor_scale", [4, 150])
+def test_the_text_is_that_of_generate(floor_scale):
+    check_texts(floor_scale)
