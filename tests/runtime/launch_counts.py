@@ -97,6 +97,7 @@ LIMITS: dict[str, int] = {
     "layer of DeepSeek-V3, with fused attention and experts, attention over latents": 17,
     "layer of ERNIE-4.5-MoE, with fused attention and experts": 13,
     "layer of Hunyuan, with fused attention": 9,
+    "layer of Llama 4, with fused attention and experts": 21,
     "layer of MiniMax-M2, with fused attention and experts": 14,
     "layer of Cohere 2, with fused attention": 12,
     "layer of Exaone 4, with fused attention": 10,
@@ -262,6 +263,9 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
             moe_intermediate_size=32,
             moe_layer_start_index=0,
             num_hidden_layers=count,
+        ),
+        "Llama 4": lambda count: named(
+            "llama4_text", num_local_experts=4, interleave_moe_layer_step=1, num_hidden_layers=count
         ),
         "MiniMax-M2": lambda count: named("minimax_m2", **local, num_hidden_layers=count),
         "OLMoE": lambda count: named("olmoe", **experts, num_hidden_layers=count),
