@@ -215,6 +215,26 @@ class ComplexHalf(AttentionHalf):
         return super().__call__(normed, position_embeddings, rows)
 
 
+class ScaledHalf(AttentionHalf):
+    """Ministral 3's: queries are scaled by their positions.
+
+    The attention is not in `KNOWN_ATTENTIONS`, because a trial has too few positions to show the scales, and other
+    steps for layers of `KNOWN_LAYERS` lack them.
+    """
+
+    def join(self) -> None:
+        """See `AttentionHalf.join`."""
+        super().join()
+        config, weight = self.attn.config, self.attn.o_proj.weight
+        positions = torch.arange(config.max_position_embeddings, device=weight.device)
+        steps = (positions / config.rope_parameters["original_max_position_embeddings"]).floor()
+        self._scales = (1 + config.rope_parameters["llama_4_scaling_beta"] * (1 + steps).log()).to(weight.dtype)
+
+    def scaled(self, query: Tensor, rows: Rows) -> Tensor:
+        """See `AttentionHalf.scaled`."""
+        return query * self._scales[rows.positions[0].clamp_max(len(self._scales) - 1)][:, None, None]
+
+
 def _rotates(attn: Any) -> bool:
     """Whether an attention module rotates queries and keys; some do not in layers without a window."""
     if type(attn).__name__.startswith("Exaone"):
@@ -331,5 +351,8 @@ def norm_of(module: nn.Module) -> tuple[Tensor, float]:
     return module.weight, module.eps
 
 
-ATTENTIONS = {"transformers.models.llama4.modeling_llama4.Llama4TextAttention": ComplexHalf}
+ATTENTIONS = {
+    "transformers.models.llama4.modeling_llama4.Llama4TextAttention": ComplexHalf,
+    "transformers.models.ministral3.modeling_ministral3.Ministral3Attention": ScaledHalf,
+}
 """Classes that compute attention modules otherwise than `AttentionHalf`, by the modules' class names."""

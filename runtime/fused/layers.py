@@ -56,7 +56,6 @@ KNOWN_LAYERS = frozenset(
 norm and the matrix product that follows the norm.
 """
 
-"""Beginnings of the class names of norms that multiply by one more than their weight."""
 _GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 _FIRST_NORMS = ("input_layernorm", "attention_layernorm", "operator_norm", "norm", "post_attention_layernorm")
 _QUERIES = ("qkv_proj", "q_proj", "q_a_proj")

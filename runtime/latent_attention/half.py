@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wingbeat.kernels.latent_attention.reference import Pairs, keep_latents, store_latents
 from wingbeat.kernels.layer.reference import Turn
-from wingbeat.runtime.fused.attention import AttentionHalf, LayerOps, norm_of
+from wingbeat.runtime.fused.attention import AttentionHalf, LayerOps, ScaledHalf, norm_of
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers import attention as paged
@@ -129,20 +129,8 @@ class GatedHalf(LatentHalf):
         return (mixed.unflatten(1, (gate.shape[1], -1)) * gate[..., None]).flatten(1)
 
 
-class ScaledHalf(LatentHalf):
+class ScaledLatentHalf(ScaledHalf, LatentHalf):
     """Mistral 4's: queries are scaled by their positions."""
-
-    def join(self) -> None:
-        """See `AttentionHalf.join`."""
-        super().join()
-        config, weight = self.attn.config, self.attn.kv_a_layernorm.weight.data
-        positions = torch.arange(config.max_position_embeddings, device=weight.device)
-        steps = (positions / config.rope_parameters["original_max_position_embeddings"]).floor()
-        self._scales = (1 + config.rope_parameters["llama_4_scaling_beta"] * (1 + steps).log()).to(weight.dtype)
-
-    def scaled(self, query: Tensor, rows: Rows) -> Tensor:
-        """See `AttentionHalf.scaled`."""
-        return query * self._scales[rows.positions[0].clamp_max(len(self._scales) - 1)][:, None, None]
 
 
 class StillHalf(LatentHalf):
@@ -175,7 +163,7 @@ ATTENTIONS = {
     "transformers.models.deepseek_v2.modeling_deepseek_v2.DeepseekV2Attention": ComplexHalf,
     "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention": LatentHalf,
     "transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearAttention": StillHalf,
-    "transformers.models.mistral4.modeling_mistral4.Mistral4Attention": ScaledHalf,
+    "transformers.models.mistral4.modeling_mistral4.Mistral4Attention": ScaledLatentHalf,
     "transformers.models.minicpm3.modeling_minicpm3.MiniCPM3Attention": LatentHalf,
 }
 """Attention modules by class name; modules of other families have the code of one of these."""
