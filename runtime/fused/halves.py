@@ -140,7 +140,9 @@ class HalvesLayer(nn.Module):
         """Runs an MLP; returns its output [num_tokens, hidden_size] and the output's factor."""
         if name not in self._gated:
             out = mlp(normed[None])
-            return (out[0] if isinstance(out, tuple) else out)[0], 1.0
+            return (out[0] if isinstance(out, tuple) else out).reshape(
+                normed.shape
+            ), 1.0  # Llama 4's has two dimensions
         gate, up, down = (getattr(mlp, each) for each in self._gated[name])
         factor = getattr(mlp, "gate_multiplier", 1.0)
         active = gated_norm(up(normed[None]), gate(normed[None]), factor=factor)

@@ -14,7 +14,7 @@ LAYERS = SHAPE["num_hidden_layers"]
 
 def new_model(floor_scale: int) -> torch.nn.Module:
     torch.manual_seed(0)
-    experts = {"num_local_experts": 2, "moe_layers": [], "intermediate_size_mlp": 96}
+    experts = {"num_local_experts": 2, "moe_layers": [1], "intermediate_size_mlp": 96}
     config = Llama4TextConfig(
         **SHAPE, **experts, no_rope_layers=[1, 0] * (LAYERS // 2), attention_chunk_size=512,
         floor_scale=floor_scale, attn_scale=2.0,
