@@ -46,7 +46,7 @@ class LatentHalf(AttentionHalf):
     def take_written(self) -> None:
         """See `Joined.take_written`."""
         super().take_written()
-        for held, written in zip(self.absorbed or (), self._matrices(), strict=False):
+        for held, written in zip(self.absorbed, self._matrices(), strict=True) if self.absorbed else ():
             if held.data_ptr() != written.data_ptr():  # a copy of a packed weight
                 held.copy_(written)
 
