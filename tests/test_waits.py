@@ -66,6 +66,7 @@ ALLOWED = {
     ("runtime/recordings/live.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/fused/layers.py", "*.join"): "joins tensors",
     ("runtime/fused/attention.py", "*.join"): "joins tensors",
+    ("runtime/latent_attention/half.py", "*.join"): "joins tensors",
     ("runtime/masks/allowed_tokens.py", "sent.trees.wait"): OF_THE_DEVICE,
     ("runtime/round/flight.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/round/eager_rounds.py", "masks.result"): OF_THE_ENGINE,
