@@ -205,7 +205,8 @@ class ComplexHalf(AttentionHalf):
 
     def scaled(self, query: Tensor, rows: Rows) -> Tensor:
         """See `AttentionHalf.scaled`."""
-        return scaled(self.attn, query, rows.positions[0]) if SCALES in self.attn._buffers else query
+        scales = self.attn._buffers.get(SCALES)
+        return query if scales is None else scaled(query, scales, rows.positions[0])
 
     def __call__(self, normed: Tensor, position_embeddings: Any, rows: Rows) -> Tensor:
         """See `AttentionHalf.__call__`."""
@@ -232,7 +233,7 @@ class ScaledHalf(AttentionHalf):
 
     def scaled(self, query: Tensor, rows: Rows) -> Tensor:
         """See `AttentionHalf.scaled`."""
-        return query * self._scales[rows.positions[0].clamp_max(len(self._scales) - 1)][:, None, None]
+        return scaled(query, self._scales, rows.positions[0])
 
 
 def _rotates(attn: Any) -> bool:

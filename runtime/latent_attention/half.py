@@ -17,6 +17,8 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear
 class LatentHalf(AttentionHalf):
     """Joins the products of the layer's input: the queries or their latent, and the latent of keys and values."""
 
+    order: Pairs | None = None
+    """Order of the rotated elements; None leaves it to the config of the model."""
     absorbed: tuple[Tensor, Tensor] | None = None
     """Matrices [num_heads, plain, rank], for queries, and [num_heads, rank, value_dim], for results, of a layer that
     stores latents; None for a layer that stores keys and values."""
@@ -24,7 +26,8 @@ class LatentHalf(AttentionHalf):
     def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
         super().__init__(attn, ops, attention, turn)
         self.projections = (_first_of(attn), "kv_a_proj_with_mqa")
-        self.pairs = Pairs.TO_HALVES if getattr(attn.config, "rope_interleave", False) else Pairs.HALVES
+        by_config = Pairs.TO_HALVES if getattr(attn.config, "rope_interleave", False) else Pairs.HALVES
+        self.pairs = self.order or by_config
 
     @staticmethod
     def fits(attn: Any, attention: LayerAttention) -> bool:
@@ -100,9 +103,7 @@ class LatentHalf(AttentionHalf):
 class ComplexHalf(LatentHalf):
     """DeepSeek-V2's: positions are given as complex numbers, and pairs stay neighbours."""
 
-    def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
-        super().__init__(attn, ops, attention, turn)
-        self.pairs = Pairs.STAY
+    order = Pairs.STAY
 
     @staticmethod
     def position_embeddings(angles: Tensor, turn: Turn, dtype: torch.dtype) -> Any:
@@ -118,9 +119,7 @@ class ComplexHalf(LatentHalf):
 class GatedHalf(LatentHalf):
     """Ling 3's: a head's result is multiplied by a gate."""
 
-    def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
-        super().__init__(attn, ops, attention, turn)
-        self.pairs = Pairs.TO_HALVES
+    order = Pairs.TO_HALVES
 
     def __call__(self, normed: Tensor, position_embeddings: Any, rows: Rows) -> Tensor:
         """See `AttentionHalf.__call__`."""
@@ -136,9 +135,7 @@ class ScaledLatentHalf(ScaledHalf, LatentHalf):
 class StillHalf(LatentHalf):
     """Kimi Linear's: nothing is rotated."""
 
-    def __init__(self, attn: Any, ops: LayerOps, attention: LayerAttention, turn: Turn) -> None:
-        super().__init__(attn, ops, attention, turn)
-        self.pairs = Pairs.STAY
+    order = Pairs.STAY
 
     def join(self) -> None:
         """See `AttentionHalf.join`."""

@@ -127,5 +127,5 @@ def auto_class(kind: str) -> Any:
     if kind in WITH_AUDIO:
         return AutoModelForSeq2SeqLM
     # Some families, such as mistral3, have no class for text alone.
-    has_text = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return AutoModelForCausalLM if has_text and kind not in WITH_IMAGES else AutoModelForImageTextToText
+    only_with_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    return AutoModelForImageTextToText if kind in {*WITH_IMAGES, *only_with_images} else AutoModelForCausalLM

@@ -47,8 +47,8 @@ def wingbeat_attention(
     if rows.captured is not None and module.layer_idx in rows.captured:
         rows.captured[module.layer_idx] = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
     query = query[0].transpose(0, 1)
-    if SCALES in module._buffers:
-        query = scaled(module, query, rows.positions[0])
+    if (scales := module._buffers.get(SCALES)) is not None:
+        query = scaled(query, scales, rows.positions[0])
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_segments(
         query,

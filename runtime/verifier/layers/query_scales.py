@@ -27,7 +27,6 @@ def keep_query_scales(model: nn.Module, num_positions: int) -> None:
             module.register_buffer(SCALES, tables[key], persistent=False)
 
 
-def scaled(module: nn.Module, query: Tensor, positions: Tensor) -> Tensor:
-    """Scales queries [num_tokens, num_heads, dim] of rows at `positions` [num_tokens]."""
-    scales = module.get_buffer(SCALES)
+def scaled(query: Tensor, scales: Tensor, positions: Tensor) -> Tensor:
+    """Scales queries [num_tokens, num_heads, dim] of rows at `positions` [num_tokens] by `scales` [num_positions]."""
     return (query * scales[positions.clamp_max(len(scales) - 1)][:, None, None]).to(query.dtype)
