@@ -14,6 +14,27 @@ _TILE = 1024
 """Elements of queries per program."""
 
 
+@triton.jit
+def _turn(
+    source,
+    target,
+    pair,
+    is_pair,
+    cos,
+    sin,
+    HALF: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
+    STAY: tl.constexpr,
+    STORED: tl.constexpr,
+):
+    """Rotates the pairs of elements at `source`, and stores them at `target`."""
+    low = tl.load(source + (2 * pair if IN_PAIRS else pair), mask=is_pair, other=0.0)
+    high = tl.load(source + (2 * pair + 1 if IN_PAIRS else pair + HALF), mask=is_pair, other=0.0)
+    low, high = turned_halves(low, high, cos, sin)
+    tl.store(target + (2 * pair if STAY else pair), stored_as(low, STORED), mask=is_pair)
+    tl.store(target + (2 * pair + 1 if STAY else pair + HALF), stored_as(high, STORED), mask=is_pair)
+
+
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _store_latents_kernel(
     query_ptr,  # [num_tokens, num_heads, PLAIN + 2 * HALF]
@@ -55,27 +76,18 @@ def _store_latents_kernel(
     value = tl.arange(0, BLOCK_VALUE)[None, :]
     is_plain, is_pair = (head < num_heads) & (plain < PLAIN), (head < num_heads) & (pair < HALF)
     is_value = (head < num_heads) & (value < VALUE)
-    low_at, high_at = 2 * pair if IN_PAIRS else pair, 2 * pair + 1 if IN_PAIRS else pair + HALF
-    low_to, high_to = 2 * pair if STAY else pair, 2 * pair + 1 if STAY else pair + HALF
     cos = tl.load(cos_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
 
     query = query_ptr + token * stride_query + head * (PLAIN + 2 * HALF)
-    low = tl.load(query + PLAIN + low_at, mask=is_pair, other=0.0)
-    high = tl.load(query + PLAIN + high_at, mask=is_pair, other=0.0)
-    low, high = turned_halves(low, high, cos, sin)
     out = out_ptr + (token * num_heads + head) * (PLAIN + 2 * HALF)
     tl.store(out + plain, tl.load(query + plain, mask=is_plain, other=0.0), mask=is_plain)
-    tl.store(out + PLAIN + low_to, low, mask=is_pair)
-    tl.store(out + PLAIN + high_to, high, mask=is_pair)
+    _turn(query + PLAIN, out + PLAIN, pair, is_pair, cos, sin, HALF, IN_PAIRS, STAY, out_ptr.dtype.element_ty)
 
     slot = tl.load(slot_ptr + token)
     # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
     if slot >= BLOCK_SIZE:
         shared = shared_ptr + token * stride_shared
-        key_low = tl.load(shared + low_at, mask=pair < HALF, other=0.0)
-        key_high = tl.load(shared + high_at, mask=pair < HALF, other=0.0)
-        key_low, key_high = turned_halves(key_low, key_high, cos, sin)
         made = made_ptr + (token * num_heads + head) * (PLAIN + VALUE)
         block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot + head * stride_key_head
@@ -83,8 +95,7 @@ def _store_latents_kernel(
         stored: tl.constexpr = key_cache_ptr.dtype.element_ty
         own = tl.load(made + plain, mask=is_plain, other=0.0)
         tl.store(to_key + plain, stored_as(own, stored), mask=is_plain)
-        tl.store(to_key + PLAIN + low_to, stored_as(key_low, stored), mask=is_pair)
-        tl.store(to_key + PLAIN + high_to, stored_as(key_high, stored), mask=is_pair)
+        _turn(shared, to_key + PLAIN, pair, is_pair, cos, sin, HALF, IN_PAIRS, STAY, stored)
         own = tl.load(made + PLAIN + value, mask=is_value, other=0.0)
         tl.store(to_value + value, stored_as(own, stored), mask=is_value)
 
@@ -201,29 +212,19 @@ def _keep_latents_kernel(
     head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
     pair = tl.arange(0, BLOCK_HALF)[None, :]
     is_pair = (head < num_heads) & (pair < HALF)
-    low_at, high_at = 2 * pair if IN_PAIRS else pair, 2 * pair + 1 if IN_PAIRS else pair + HALF
-    low_to, high_to = 2 * pair if STAY else pair, 2 * pair + 1 if STAY else pair + HALF
     cos = tl.load(cos_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + token * stride_wave + pair * STEP, mask=pair < HALF, other=0.0).to(tl.float32)
     query = query_ptr + token * stride_query + head * stride_query_head
-    low = tl.load(query + low_at, mask=is_pair, other=0.0)
-    high = tl.load(query + high_at, mask=is_pair, other=0.0)
-    low, high = turned_halves(low, high, cos, sin)
     out = out_ptr + (token * num_heads + head) * (RANK + 2 * HALF) + RANK
-    tl.store(out + low_to, low, mask=is_pair)
-    tl.store(out + high_to, high, mask=is_pair)
+    _turn(query, out, pair, is_pair, cos, sin, HALF, IN_PAIRS, STAY, out_ptr.dtype.element_ty)
 
     slot = tl.load(slot_ptr + token)
     # Slots in block 0 mark rows to drop.
     if (slot >= BLOCK_SIZE) & (tl.program_id(1) == 0):
         shared = shared_ptr + token * stride_shared
-        key_low = tl.load(shared + low_at, mask=pair < HALF, other=0.0)
-        key_high = tl.load(shared + high_at, mask=pair < HALF, other=0.0)
-        key_low, key_high = turned_halves(key_low, key_high, cos, sin)
         cache = cache_ptr + slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
         stored: tl.constexpr = cache_ptr.dtype.element_ty
-        tl.store(cache + RANK + low_to, stored_as(key_low, stored), mask=pair < HALF)
-        tl.store(cache + RANK + high_to, stored_as(key_high, stored), mask=pair < HALF)
+        _turn(shared, cache + RANK, pair, pair < HALF, cos, sin, HALF, IN_PAIRS, STAY, stored)
         at = tl.arange(0, BLOCK_RANK)
         latent = tl.load(latent_ptr + token * stride_latent + at, mask=at < RANK, other=0.0)
         tl.store(cache + at, stored_as(latent, stored), mask=at < RANK)
