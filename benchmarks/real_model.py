@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/real_model.py --model smollm2 --drafter HEAD [--at-once 1 4 16] [--temperatures 0 1]
 
-Plain decoding, suffix drafts, the head, and the head with `suffix_beside` take turns on each group of questions, in one
-process, so that a drift of the machine affects all alike. Ratios are medians over the groups. The texts are compared.
+Suffix drafts, the head, and the head with `suffix_beside` take turns on each group of questions, in one process, each
+next to plain decoding in the same engine, so that no ratio depends on a drift of the machine or on where in memory an
+engine's weights lie. Ratios are medians over the groups. The texts are compared.
 """
 
 import argparse
@@ -24,7 +25,6 @@ from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 QUESTIONS = Path(__file__).parents[1] / "deployments" / "bench" / "data" / "spec_bench_held_out.jsonl"
-PLAIN = "plain"
 DRAFTED = ("suffix", "head", "both")
 """Modes with drafts."""
 
@@ -41,28 +41,34 @@ class Mode:
     """A way of decoding, with its results."""
 
     llm: LLM
-    speculation: bool
     rates: list[float] = field(default_factory=list)
     """Tokens per second, by group."""
+    plain_rates: list[float] = field(default_factory=list)
+    """Tokens per second of plain decoding in the same engine, by group."""
     by_category: dict[str, SpeculationMetrics] = field(default_factory=dict)
     num_equal: int = 0
     """Number of answers equal to plain decoding's."""
 
-    def answer(self, group: list[Question], first: int, temperature: float, max_tokens: int) -> list[list[int]]:
-        """Answers a group of questions concurrently."""
-        params = [
-            SamplingParams(
-                max_tokens=max_tokens, temperature=temperature, seed=first + index, speculation=self.speculation
-            )
-            for index in range(len(group))
-        ]
-        began = time.perf_counter()
-        results = self.llm.generate([question.token_ids for question in group], params)
-        seconds = time.perf_counter() - began
-        self.rates.append(sum(len(result.token_ids) for result in results) / seconds)
-        for question, result in zip(group, results, strict=True):
-            self.by_category.setdefault(question.category, SpeculationMetrics()).add(result.metrics)
-        return [result.token_ids for result in results]
+    def answer(self, group: list[Question], first: int, temperature: float, max_tokens: int, plain_first: bool) -> None:
+        """Answers a group of questions concurrently, with drafts and without."""
+        texts = {}
+        for speculates in (False, True) if plain_first else (True, False):
+            params = [
+                SamplingParams(
+                    max_tokens=max_tokens, temperature=temperature, seed=first + index, speculation=speculates
+                )
+                for index in range(len(group))
+            ]
+            began = time.perf_counter()
+            results = self.llm.generate([question.token_ids for question in group], params)
+            seconds = time.perf_counter() - began
+            rates = self.rates if speculates else self.plain_rates
+            rates.append(sum(len(result.token_ids) for result in results) / seconds)
+            texts[speculates] = [result.token_ids for result in results]
+            for question, result in zip(group, results, strict=True):
+                if speculates:
+                    self.by_category.setdefault(question.category, SpeculationMetrics()).add(result.metrics)
+        self.num_equal += sum(one == other for one, other in zip(texts[True], texts[False], strict=True))
 
     def tokens_a_round(self, category: str | None = None) -> float:
         """Tokens per verified draft: accepted tokens and the verifier's own."""
@@ -96,12 +102,7 @@ def main() -> None:
             llms = {drafter: opened(args, drafter) for drafter in ("suffix", args.drafter)}
             both = opened(args, args.drafter, suffix_beside=True)
             questions = read_questions(llms["suffix"], args.questions)
-            modes = {
-                PLAIN: Mode(llms[args.drafter], speculation=False),
-                "suffix": Mode(llms["suffix"], speculation=True),
-                "head": Mode(llms[args.drafter], speculation=True),
-                "both": Mode(both, speculation=True),
-            }
+            modes = {"suffix": Mode(llms["suffix"]), "head": Mode(llms[args.drafter]), "both": Mode(both)}
             run(modes, questions, at_once, temperature, args.tokens)
             speeds.append(speed_row(modes, at_once, len(questions)))
             figures[f"T={temperature:g}, {at_once} at once"] = {name: figures_of(mode) for name, mode in modes.items()}
@@ -140,23 +141,19 @@ def read_questions(llm: LLM, most: int) -> list[Question]:
 
 
 def run(modes: dict[str, Mode], questions: list[Question], at_once: int, temperature: float, max_tokens: int) -> None:
-    """Has every mode answer every group; the order of modes rotates."""
+    """Has every mode answer every group; the order of modes rotates, and plain decoding is first or last in turn."""
     names = list(modes)
     for number, first in enumerate(range(0, len(questions), at_once)):
         group = questions[first : first + at_once]
-        texts = {}
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            texts[name] = modes[name].answer(group, first, temperature, max_tokens)
-        for name, mode in modes.items():
-            mode.num_equal += sum(one == other for one, other in zip(texts[name], texts[PLAIN], strict=True))
+            modes[name].answer(group, first, temperature, max_tokens, plain_first=bool(number // len(names) % 2))
 
 
 def speed_row(modes: dict[str, Mode], at_once: int, num_questions: int) -> tuple[str, ...]:
     """Table row with medians over the groups, and ratios within the same group."""
-    plain = modes[PLAIN].rates
-    cells = [spread(plain)]
+    cells = [spread(modes["both"].plain_rates)]
     for name in DRAFTED:
-        ratios = [rate / other for rate, other in zip(modes[name].rates, plain, strict=True)]
+        ratios = [rate / plain for rate, plain in zip(modes[name].rates, modes[name].plain_rates, strict=True)]
         cells += [f"{statistics.median(ratios):.2f}", f"{modes[name].num_equal}/{num_questions}"]
     return (str(at_once), *cells)
 
@@ -179,6 +176,7 @@ def figures_of(mode: Mode) -> dict[str, Any]:
     """Measurements for the JSON file."""
     return {
         "tokens_per_s": mode.rates,
+        "plain_tokens_per_s": mode.plain_rates,
         "tokens_a_round": mode.tokens_a_round(),
         "by_category": {name: mode.tokens_a_round(name) for name in mode.by_category},
         "equal_texts": mode.num_equal,

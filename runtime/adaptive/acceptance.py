@@ -7,6 +7,7 @@ agrees nine times out of ten. Confidences are therefore sorted into bins, and ac
     P(node) = product of P(node | parent accepted) along the node's path
 """
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +87,7 @@ def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
         table: [num_reqs, NUM_BINS]: row of `Acceptance.table` for each request.
     """
     bins = EDGES.searchsorted(log_probs)
-    return along_rows(table, bins.reshape(len(bins), -1)).reshape(log_probs.shape)
+    return along_rows(table, bins.reshape(len(bins), prod(bins.shape[1:]))).reshape(log_probs.shape)
 
 
 def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:

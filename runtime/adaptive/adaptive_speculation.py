@@ -76,6 +76,8 @@ class LaunchedRound(NamedTuple):
     certain: list[bool]
     """Whether each decode's next token was certain (forced by its grammar); accepting such a token is no evidence about
     the drafter."""
+    asked: list[bool]
+    """Whether each decode's tree was requested from the drafter."""
     seen: Any = None
     """Trees as recorded at launch, if the round kind has the trees on the host; None in device rounds."""
 
@@ -95,7 +97,7 @@ class AdaptiveSpeculation(Speculation):
         self.acceptance, self._following = Acceptance(), Following()
         self._pruner = pruner
         self._plan = NOT_ASKED
-        self._pruned = LaunchedRound(NOT_ASKED, 0, [], [])
+        self._pruned = LaunchedRound(NOT_ASKED, 0, [], [], [])
         """State of the round that is being launched, from `prune` to `launched`."""
         self._launched: deque[LaunchedRound] = deque()
         self._num_drafted = 0
@@ -131,9 +133,9 @@ class AdaptiveSpeculation(Speculation):
         """See `SpeculationPolicy.is_probing`."""
         return self.policy.is_probing
 
-    def node_price(self, running: list[Sequence]) -> float:
-        """See `Speculation.node_price`; 0 in rounds of fixed width, whose number of nodes does not change."""
-        return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
+    def text_prices(self, running: list[Sequence], most: int) -> np.ndarray | None:
+        """See `Speculation.text_prices`; None in rounds of fixed width, whose number of nodes does not change."""
+        return None if self.fixed_widths else self.policy.text_prices(len(running), most, mean_context(running))
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
         """See `Speculation.slow_down`; the ratio follows from the policy's measured costs."""
@@ -141,14 +143,30 @@ class AdaptiveSpeculation(Speculation):
             return None
         return self.policy.slow_down(len(running), num_drafting, mean_context(running))
 
-    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """Returns all unfollowed sequences.
+    def may_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        """Returns all unfollowed sequences while plain decoding is faster; else those whose replay is worth its time.
 
-        Once plain decoding has been faster for a long time, returns only one sequence if a probe is overdue, else none.
+        A sequence is expected to emit as many further tokens as it has emitted, if its request allows as many.
+        """
+        if not self._following.follows_all:
+            return unfollowed
+        return [
+            seq
+            for seq in unfollowed
+            if self.policy.replay_pays(
+                len(seq.token_ids), min(seq.num_output_tokens, seq.num_tokens_at_most - len(seq.token_ids))
+            )
+        ]
+
+    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        """Returns the sequences of `may_follow`.
+
+        Once plain decoding has been faster for a long time, returns only the sequence with the fewest tokens if a probe
+        is overdue, else none.
         """
         if self._following.follows_all:
-            return unfollowed
-        return unfollowed[:1] if self.policy.overdue() else []
+            return self.may_follow(unfollowed)
+        return [min(unfollowed, key=lambda seq: len(seq.token_ids))] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
         """True for every request.
@@ -183,7 +201,9 @@ class AdaptiveSpeculation(Speculation):
                 # while no drafter answers.
                 trees, self._plan = None, asked
         kinds = [draft_kind(seq) for seq in decodes]
-        self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])
+        certain = [bool(seq.certain(1)) for seq in decodes]
+        wanted = [drafted is not None and seq.draft.tree_requested for seq in decodes]
+        self._pruned = LaunchedRound(asked, len(decodes), kinds, certain, wanted)
         return trees
 
     def launched(self, flight: RoundInFlight) -> None:
@@ -223,15 +243,16 @@ class AdaptiveSpeculation(Speculation):
             observes: whether the policy also observes the trees' predicted value.
         """
         trees, kept = unpack_evidence(evidence)
-        rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
+        counts, kinds = np.array(live[: this.num_decodes]) & ~np.array(this.certain), np.array(this.kinds)
+        has_nodes, own = trees.real.any(axis=1), (kinds < OF_TEXT) & this.asked
+        if observes and (counts & own).any():
+            drafted = trees.rows(counts & own & has_nodes)
+            path = path_probabilities(self.acceptance.table[kinds[counts & own & has_nodes]], drafted)
+            self.policy.observe(path, drafted, this.plan.levels, int((counts & own).sum()))
+        rows = counts & has_nodes
         if not rows.any():
             return False
-        kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
-        own = kinds < OF_TEXT
-        if observes and own.any():
-            drafted = trees.rows(own)
-            path = path_probabilities(self.acceptance.table[kinds[own]], drafted)
-            self.policy.observe(path, drafted, this.plan.levels)
+        kept, kinds, trees = kept[rows], kinds[rows], trees.rows(rows)
         on_path = _before_pruning(path_nodes[rows], kept)
         tried = kept & along_rows(on_path, trees.parents)
         self.acceptance.record(trees, kinds, tried, tried & on_path)

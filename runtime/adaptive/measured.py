@@ -83,11 +83,14 @@ class MeasuredSpeculation(Speculation):
     def is_probing(self) -> bool:
         return self.current.is_probing
 
-    def node_price(self, running: list[Sequence]) -> float:
-        return self.current.node_price(running)
+    def text_prices(self, running: list[Sequence], most: int) -> np.ndarray | None:
+        return self.current.text_prices(running, most)
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
         return self.current.slow_down(running, num_drafting)
+
+    def may_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        return self.current.may_follow(unfollowed)
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         return self.current.to_follow(unfollowed)

@@ -38,7 +38,7 @@ class GrowthLimits(NamedTuple):
 
 
 class TextWorth:
-    """Measured seconds per token in rounds whose trees are all built from earlier text."""
+    """Measured seconds per token in rounds whose trees are all built from earlier text, at a pace of 1."""
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
@@ -96,6 +96,10 @@ class SpeculationPolicy:
         """Expected number of accepted nodes per drafted sequence, indexed by [levels, nodes], if the tree has `levels`
         levels and its best `nodes` drafted nodes are verified.
         """
+        self._answered, self._num_asked = 1.0, HOLD
+        """Average share of requested trees that have a drafted node, and number of observations in it; the initial
+        value counts as `HOLD` of them. Many trees of drafters that continue earlier text have none.
+        """
         self._grown = np.arange(max_levels + 1.0)
         """Average number of levels that are grown, by the number of levels allowed."""
         self._onward = prior
@@ -116,9 +120,8 @@ class SpeculationPolicy:
         """Numbers of levels and drafted nodes of the best draft."""
         self._slower: dict[tuple[int, int], float] = {}
         """Results of `slow_down` since the latest decision, by numbers of requests and of drafting requests."""
-        self._node_prices: dict[int, float] = {}
-        self._token_s = 0.0, 0.0
-        """Seconds per token in plain decoding, and with the best draft; 0 before the first decision."""
+        self._paced_s = 0.0, 0.0
+        """Seconds per token in plain decoding, and with the best draft, at a pace of 1; 0 before the first decision."""
         self._break_even: float | None = None
         self.pays = True
         """Whether drafting for all eligible requests is the best choice; True before the first decision."""
@@ -199,16 +202,15 @@ class SpeculationPolicy:
         levels, column = divmod(int(rates[1:].argmax()), rates.shape[1])
         levels += 1
         plain, drafted = float(rates[0, 0]), float(rates[levels, column])
-        tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
+        tokens = 1.0 + num_drafting * self._answered / num_reqs * float(self._gain[levels, self._nodes[column]])
         doubt = self.costs.doubt(num_reqs, num_reqs / plain, num_reqs * tokens / drafted)
         # Drafts are chosen if they are better by a standard error of the prediction, because the best of many noisy
         # estimates is biased upwards, and because a drafter slows the plain rounds that follow its drafts.
         self.pays = drafted > plain * (1.0 + max(doubt, FADE))
-        self._token_s = 1.0 / plain, 1.0 / drafted
+        self._paced_s = 1.0 / plain / self.costs.pace, 1.0 / drafted / self.costs.pace
         self._best = levels, int(self._nodes[column])
         self._prices.clear()
         self._slower.clear()
-        self._node_prices.clear()
         # `lost` is the time that a probe round wastes, as a fraction of a round's time. `lost` follows from the tokens
         # of a round and the difference in seconds per token.
         # The drafted round's seconds, converted to tokens of plain decoding, less the tokens that are generated without
@@ -224,6 +226,11 @@ class SpeculationPolicy:
             growth = self._growth(num_reqs, num_drafting, mean_context)
             self._drafted = DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
 
+    @property
+    def _token_s(self) -> tuple[float, float]:
+        """Seconds per token in plain decoding, and with the best draft, at the present pace."""
+        return self._paced_s[0] * self.costs.pace, self._paced_s[1] * self.costs.pace
+
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Returns predicted tokens per second, float64 [levels, verified nodes]; row 0 is plain decoding.
 
@@ -231,8 +238,9 @@ class SpeculationPolicy:
         """
         # In captured rounds each sequence has as many rows as a tree may have nodes, even if the sequence has no
         # tree.
-        verified = (num_drafting if self.widths is None else num_reqs) * self._nodes
-        tokens = num_reqs + num_drafting * self._gain[:, self._nodes]
+        num_trees = num_drafting * self._answered
+        verified = (num_trees if self.widths is None else num_reqs) * self._nodes
+        tokens = num_reqs + num_trees * self._gain[:, self._nodes]
         draft_s = self.costs.draft_s(num_drafting, self._grown, mean_context)
         seconds = self.costs.verify_s(num_reqs, verified, mean_context) + draft_s[:, None]
         seconds[0] = self.costs.plain_s(num_reqs, mean_context)
@@ -265,14 +273,19 @@ class SpeculationPolicy:
     def text_prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
         """Returns prices as `prices` does, for a pass whose trees are all built from earlier text.
 
-        Returns None if all nodes are to be verified, so that the cost of nodes is measured.
+        The first price is that of a plain round. Returns None if all nodes are to be verified, so that the cost of
+        nodes is measured.
         """
-        token_s = self._text.token_s(self._token_s[0])
-        return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
+        token_s = self._text.token_s(self._paced_s[0])
+        if token_s is None:
+            return None
+        seconds = self.costs.text_s(num_reqs, np.arange(most + 1), mean_context)
+        seconds[0] = min(self.costs.plain_s(num_reqs, mean_context), seconds[0])
+        return seconds / (token_s * self.costs.pace)
 
     def saw_text(self, seconds: float, num_tokens: int, num_extra: int) -> None:
         """Records a round for which `text_prices` was called: seconds, emitted tokens, and verified drafted nodes."""
-        self._text.observe(seconds, num_tokens, num_extra)
+        self._text.observe(seconds / self.costs.pace, num_tokens, num_extra)
 
     def made_of_text(self) -> DraftPlan:
         """Returns the plan of a round whose trees are all built from earlier text, and counts this decision."""
@@ -280,21 +293,12 @@ class SpeculationPolicy:
         self._decisions[str(Reason.TEXT)] = self._decisions.get(str(Reason.TEXT), 0) + 1
         return DraftPlan(0, Reason.TEXT)
 
-    def node_price(self, num_reqs: int, mean_context: float) -> float:
-        """Returns the cost in tokens of verifying one more node of full trees; 0 before the first decision."""
-        if num_reqs not in self._node_prices:
-            nodes = num_reqs * (self.num_nodes - 1)
-            bare_s, full_s = self.costs.verify_s(num_reqs, np.array([0, nodes]), mean_context)
-            token_s = min(self._token_s)
-            self._node_prices[num_reqs] = max(float(full_s - bare_s), 0.0) / nodes / token_s if token_s else 0.0
-        return self._node_prices[num_reqs]
-
     @property
     def text_pays(self) -> bool:
         """Whether rounds with draft trees built from earlier text took less time per token than is predicted for a
         drafter's trees and for plain decoding.
         """
-        plain_s, drafted_s = self._token_s
+        plain_s, drafted_s = self._paced_s
         return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 
     @property
@@ -306,6 +310,16 @@ class SpeculationPolicy:
     def probe_is_due(self) -> bool:
         """Whether the next plan begins a probe."""
         return self._until_probe <= 1
+
+    def replay_pays(self, num_tokens: int, num_left: int) -> bool:
+        """Whether drafts for one sequence save more time than the replay of its context for the drafter takes.
+
+        Args:
+            num_tokens: number of tokens of the context.
+            num_left: number of tokens that the sequence is expected to emit.
+        """
+        plain_s, drafted_s = self._token_s
+        return self.costs.replay_s(num_tokens) < num_left * (plain_s - drafted_s)
 
     def overdue(self) -> bool:
         """Whether a probe has waited too long for a sequence that can get drafts; if so, the wait starts again."""
@@ -331,14 +345,17 @@ class SpeculationPolicy:
             self._prices = {key: seconds / token_s}
         return self._prices[key]
 
-    def observe(self, path: np.ndarray, trees: DraftedTrees, levels: int) -> None:
+    def observe(self, path: np.ndarray, trees: DraftedTrees, levels: int, num_asked: int) -> None:
         """Updates the expected number of accepted nodes, by numbers of levels and nodes, from drafted trees.
 
         Args:
-            path: path probabilities of requested trees, before pruning.
+            path: path probabilities of the trees that have drafted nodes, before pruning.
             levels: number of levels in the plan by which the trees were grown.
+            num_asked: number of trees that were requested.
         """
         num_trees, width = path.shape
+        self._num_asked += 1
+        self._answered += max(FADE, 1.0 / self._num_asked) * (num_trees / num_asked - self._answered)
         deepest = int(np.where(trees.real, trees.depths, 0).max(initial=0))
         if not deepest:
             return

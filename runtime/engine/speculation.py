@@ -155,9 +155,13 @@ class Speculation(RoundObserver):
         """
         return False
 
-    def node_price(self, running: list[Sequence]) -> float:
-        """Returns the time to verify one more node, expressed as the number of tokens generated in that time."""
-        return 0.0
+    def text_prices(self, running: list[Sequence], most: int) -> np.ndarray | None:
+        """Returns the cost of rounds whose trees are all built from earlier text, with 0, 1, .. `most` drafted nodes.
+
+        The costs are float64 [most + 1], in tokens generated in the same time; the first cost is that of a plain round.
+        Returns None if all nodes are to be verified.
+        """
+        return None
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
         """Returns a round's time with drafting for `num_drafting` sequences, divided by the time without drafting.
@@ -165,6 +169,10 @@ class Speculation(RoundObserver):
         Returns None if drafting does not pay and no draft is to be tried.
         """
         return 1.0
+
+    def may_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        """Returns the unfollowed running sequences for which drafts are worth the replay of the sequence's context."""
+        return unfollowed
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """Returns the unfollowed running sequences that the drafter is to follow from now on."""

@@ -111,6 +111,19 @@ class KVCache:
         return sum(part.nbytes for held in self.tensors for part in held)
 
     @property
+    def least_blocks(self) -> int:
+        """Number of blocks of the layer with the fewest blocks."""
+        return min((len(part) for held in self._stored for part in held), default=self.num_blocks)
+
+    def occupy(self, blocks: Tensor) -> None:
+        """Writes the contents of the given blocks to the blocks again, in all layers.
+
+        Host memory that was never written has no pages of its own, so reading such memory is faster than reading KV.
+        """
+        for part in (part.view(torch.uint8) for held in self._stored for part in held):
+            part[blocks] = part[blocks]
+
+    @property
     def prefix_layers(self) -> dict[int, tuple[Tensor, ...]]:
         """The tensors, by layer, of the layers that hold every block of a prefix."""
         return dict(enumerate(self.tensors))

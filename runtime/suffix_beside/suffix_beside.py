@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from math import exp
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from wingbeat.runtime.adaptive.acceptance import EDGES, FORGET_ROUNDS
 from wingbeat.runtime.adaptive.policy import HOLD, PLAIN_PROBE
 from wingbeat.runtime.config import SpeculationConfig
@@ -183,9 +185,11 @@ class SuffixBeside(TextDrafts):
         return False
 
     def _trees(self, seqs: list[Sequence], flight: RoundInFlight) -> list[TextTree]:
-        """A text tree for each sequence; the tree has no nodes if no known text continues the sequence."""
+        """A text tree for each sequence; the tree has no nodes if no known text continues the sequence, or if none of
+        the nodes is worth its verification.
+        """
         budget, new, table = MAX_TOKENS_PER_ROUND, flight.tokens_by_slot(), self._speculation.text_table()
-        made, price = [], self._speculation.node_price(flight.plan.decodes or seqs)
+        made, paths = [], []
         least_context = SURE_CONTEXT if self._num_unused >= LOOK_ROUNDS else 1
         for seq in seqs:
             text, length = self._text_of(seq), len(seq.token_ids) + len(new[seq.slot])
@@ -198,9 +202,25 @@ class SuffixBeside(TextDrafts):
                 ]
                 self._texts.take_in(text, missing)
             nodes = self._texts.grow(text, self._levels, least_context) if text.num_known == length else []
-            row = None if table is None else table[int(seq.request.params.temperature > 0)]
-            made.append(TextTree(seq, nodes, _expected(nodes, row, price)))
-        return made
+            made.append(nodes)
+            paths.append(_path_probabilities(nodes, None if table is None else table[int(_is_sampled(seq))]))
+        least = self._least_probability(flight.plan.decodes or seqs, paths)
+        expected = [sum(path for path in tree if path >= least) for tree in paths]
+        return [
+            TextTree(seq, nodes if gain else [], gain) for seq, nodes, gain in zip(seqs, made, expected, strict=True)
+        ]
+
+    def _least_probability(self, running: list[Sequence], paths: list[list[float]]) -> float:
+        """The least path probability of a node that a round of text trees alone would verify; 2 if that round would
+        verify no node.
+        """
+        ranked = sorted((path for tree in paths for path in tree), reverse=True)
+        prices = self._speculation.text_prices(running, len(ranked)) if ranked else None
+        if prices is None:
+            return 0.0
+        worth = np.cumsum(ranked) - (prices[1:] - prices[0])
+        best = int(worth.argmax())
+        return ranked[best] if worth[best] > 0 else 2.0
 
     def _text_of(self, seq: Sequence) -> KnownText:
         text = self._known.get(seq.slot)
@@ -215,13 +235,15 @@ class SuffixBeside(TextDrafts):
         return own
 
 
-def _expected(nodes: list[TextNode], table: Any, price: float = 0.0) -> float:
-    """Expected number of accepted tokens of a tree, counting only the nodes worth verifying.
+def _is_sampled(seq: Sequence) -> bool:
+    return seq.request.params.temperature > 0
+
+
+def _path_probabilities(nodes: list[TextNode], table: Any) -> list[float]:
+    """Probabilities that the nodes of a tree and all their ancestors are accepted.
 
     Args:
-        nodes: nodes of the tree.
         table: measured acceptance by bin of estimated probability; with None, the estimated probabilities are used.
-        price: cost of verifying a node, in tokens.
     """
     scores, paths = [0.0], [1.0]
     for node in nodes:
@@ -229,4 +251,4 @@ def _expected(nodes: list[TextNode], table: Any, price: float = 0.0) -> float:
         scores.append(node.score)
         step = exp(given) if table is None else float(table[bisect_left(_EDGES, given)])
         paths.append(step * paths[node.parent])
-    return sum(path for path in paths if path > price) - 1.0
+    return paths[1:]

@@ -82,7 +82,7 @@ class HostSpeculation(AdaptiveSpeculation):
         seen = _Seen(mean_context(decodes), num_context_tokens=self._num_context_tokens)
         taken = None if trees is None else trees.choose_nodes(self._choice(trees, decodes, seen.context))
         if taken is None:
-            self._pruned = LaunchedRound(NOT_ASKED, len(decodes), [], [], seen)
+            self._pruned = LaunchedRound(NOT_ASKED, len(decodes), [], [], [], seen)
             return None
         kinds = list(map(draft_kind, decodes))
         if drafted is trees:
@@ -94,6 +94,7 @@ class HostSpeculation(AdaptiveSpeculation):
             len(decodes),
             kinds,
             [drafted is not trees and bool(seq.certain(1)) for seq in decodes],
+            [came and seq.draft.tree_requested for seq in decodes],
             seen._replace(evidence=taken.evidence.numpy()),
         )
         return None if taken.is_bare else trees

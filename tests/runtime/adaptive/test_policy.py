@@ -47,7 +47,7 @@ def chains(acceptance, num_trees=1, levels=DEPTH):
 
 def shown(subject, acceptance, rounds=200):
     for _ in range(rounds):
-        subject.observe(*chains(acceptance), DEPTH)
+        subject.observe(*chains(acceptance), DEPTH, 1)
     return subject
 
 
@@ -125,14 +125,14 @@ def test_of_several_trees_the_likeliest_nodes_count_together_unless_each_has_its
     path = np.array([[1.0, 0.9, 0.8], [1.0, 0.2, 0.1]])
     together, apart = policy(), policy(widths=WIDTHS)
     for subject in (together, apart):
-        subject.observe(path, trees, DEPTH)
+        subject.observe(path, trees, DEPTH, 2)
     assert together._gain[2, :3] == pytest.approx([0.0, 0.85, 1.0])
     assert apart._gain[2, :3] == pytest.approx([0.0, 0.55, 1.0])
 
 
 def test_levels_that_were_not_asked_for_are_expected_to_bring_less_and_less():
     subject = policy(widths=WIDTHS)
-    subject.observe(*chains(0.9, levels=2), 2)
+    subject.observe(*chains(0.9, levels=2), 2, 1)
     assert subject._gain[:, DEPTH] == pytest.approx(np.append(0.0, 0.9 ** np.arange(1, DEPTH + 1)).cumsum())
 
 
@@ -194,7 +194,7 @@ def life(subject, rounds, acceptance, batch=1):
     for _ in range(rounds):
         plans.append(subject.plan(batch, batch, 100.0))
         if plans[-1].levels:
-            subject.observe(*chains(acceptance, batch, plans[-1].levels), plans[-1].levels)
+            subject.observe(*chains(acceptance, batch, plans[-1].levels), plans[-1].levels, batch)
     return plans
 
 
@@ -271,7 +271,7 @@ class Clock:
             chosen = chosen_nodes(self.subject, path, trees.real, batch)
             kept = int(chosen.sum())
             tokens += path[chosen].sum()
-            self.subject.observe(path, trees, levels)
+            self.subject.observe(path, trees, levels, batch)
             draft = DraftTook(self.slower * (0.2 + 0.3 * levels), batch, levels)
         seconds = (4.8 + 0.05 * kept) * (self.slower if kept else 1.0) + (self.behind_s if levels else 0.0)
         self.subject.costs.observe(RoundTook(seconds, batch, kept, 100.0, draft=draft, asks=asks))
