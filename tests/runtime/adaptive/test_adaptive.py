@@ -156,3 +156,22 @@ def test_what_a_longer_context_adds_is_measured_by_sequence_and_by_row(monkeypat
     cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
     curve = calibration.pass_curve(lambda batch: batch, cache, config)
     assert curve.context_s == pytest.approx((5e-6, 2e-6))
+
+
+def test_a_measured_context_lies_in_blocks_of_its_own_that_stay_as_they_are(monkeypatch):
+    """A block that is read again and again stays in the caches, where no real context is."""
+    tables = []
+    monkeypatch.setattr(calibration, "_least_s", lambda run: tables.append(run().segments[0].block_tables) or 1.0)
+    ref = reference("llama")
+    config = engine_config(SHAPES["tree"], max_num_seqs=2, block_size=4, max_model_len=256)
+    cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
+    for keys, values in cache.layers:
+        keys.normal_()
+        values.normal_()
+    before = [held.clone() for layer in cache.layers for held in layer]
+    calibration.pass_curve(lambda batch: batch, cache, config)
+    widest = max(tables, key=lambda table: table.shape[1])[0].tolist()
+    assert len(set(widest)) > len(widest) / 2
+    assert widest[-1] == 0, "rows are written to the null block"
+    now = [held for layer in cache.layers for held in layer]
+    assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))

@@ -212,3 +212,10 @@ def test_a_kind_of_round_that_alone_becomes_slower_is_told_from_a_slower_machine
         behind_draft(costs, 9.0, 4, 8)
     assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx([9.0], rel=0.02)
     assert costs.plain_s(4, 0.0) == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("curve", "row_s"), [(((1, 4, 12), (4.0, 5.0, 9.0)), 0.5), (((1,), (4.0,)), 0.0)])
+def test_a_replayed_context_takes_what_rows_beyond_the_curve_add(curve, row_s):
+    costs = RoundCosts(PassCurve(*curve), DRAFTS)
+    assert costs.replay_s(100) == pytest.approx(100 * row_s)
+    assert costs.passes.seconds(1, np.array([31]), 0.0) == pytest.approx([curve[1][-1] + row_s * (32 - curve[0][-1])])

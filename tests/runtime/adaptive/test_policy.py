@@ -23,9 +23,9 @@ BATCHES = (1, 8, 64)
 
 
 class Linear(PassCurve):
-    """A plain pass of B sequences takes 4 + 0.1 B, each node `node_s` more."""
+    """A plain pass of B sequences takes 4 + 0.1 B, each node `node_s` more; a row of a prompt takes 1."""
 
-    node_s = 0.0
+    node_s, row_s = 0.0, 1.0
 
     def seconds(self, num_reqs, num_extra, context):
         return 4 + 0.1 * num_reqs + self.node_s * np.asarray(num_extra, dtype=float)
@@ -128,6 +128,33 @@ def test_of_several_trees_the_likeliest_nodes_count_together_unless_each_has_its
         subject.observe(path, trees, DEPTH, 2)
     assert together._gain[2, :3] == pytest.approx([0.0, 0.85, 1.0])
     assert apart._gain[2, :3] == pytest.approx([0.0, 0.55, 1.0])
+
+
+def test_requested_trees_without_a_node_bring_and_cost_nothing():
+    """A drafter that continues earlier text answers a quarter of the requests: a quarter of gain and rows."""
+    subject = policy(level_s=0.3, node_s=0.5)
+    for _ in range(400):
+        subject.observe(*chains(0.8, 2), DEPTH, 8)
+    levels, nodes = np.ogrid[: DEPTH + 1, : DEPTH + 1]
+    reached = np.append(0.0, 0.8 ** np.arange(1.0, DEPTH + 1)).cumsum()
+    seconds = 4.8 + 0.5 * 8 / 4 * nodes + np.where(levels > 0, 0.2 + 0.3 * levels, 0.0)
+    expected = 8 * (1 + reached[np.minimum(levels, nodes)] / 4) / seconds
+    expected[0] = 8 / 4.8
+    assert subject.rates(8, 8, 100.0) == pytest.approx(expected, rel=0.01)
+    none = np.ones((0, DEPTH + 1))
+    for _ in range(400):
+        subject.observe(none, DraftedTrees(none, none, none, none > 1), DEPTH, 8)
+    assert subject.plan(8, 8, 100.0).reason == Reason.PLAIN
+
+
+def test_a_context_is_replayed_only_if_drafts_save_more_than_that_takes():
+    subject = shown(policy(), 0.8)
+    assert not subject.replay_pays(1, 1000), "nothing was decided yet"
+    subject.plan(1, 1, 100.0)
+    plain_s, drafted_s = 4.1, 1 / by_hand(0.8, 0.3, 0.05, 1).max()
+    saved_s = plain_s - drafted_s
+    assert subject.replay_pays(99, round(100 / saved_s))
+    assert not subject.replay_pays(101, round(100 / saved_s))
 
 
 def test_levels_that_were_not_asked_for_are_expected_to_bring_less_and_less():

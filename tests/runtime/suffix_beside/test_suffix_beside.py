@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree, wrong_tree
 from tests.runtime.watchers import ContextDrafter, FailingEnd, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.suffix.suffix_texts import SuffixTexts
@@ -122,6 +124,18 @@ def test_who_brings_more_drafts(ref):
             assert (asked > 4 * made) if wins == "drafter" else (made > 2 * asked)
         finally:
             engine.model.remove_taps()
+
+
+@pytest.mark.parametrize("price", [0.0, 1.0])
+def test_text_whose_nodes_are_not_worth_their_verification_is_not_used(ref, monkeypatch, price):
+    monkeypatch.setattr(Speculation, "text_prices", lambda self, seqs, most: 1.0 + price * np.arange(most + 1))
+    engine = beside(ref, ScriptedDrafter(ref.sequences, wrong_tree, ref.loaded.vocab_size))
+    try:
+        for _ in range(2):
+            made = asked_and_made(engine, ref.prompts, greedy_params(SHORT))[1]
+        assert (made > 0) == (price == 0.0)
+    finally:
+        engine.model.remove_taps()
 
 
 def test_once_no_text_was_used_a_short_context_is_not_enough(ref, monkeypatch):
