@@ -23,6 +23,9 @@ PACE_FADE, MOST_CHANGE = 1.0 / 4, 1.0 / 4
 the overheads do; and the largest relative change that one round can show, because longer rounds were interrupted."""
 STALE_ROUNDS = 512
 """Number of rounds after which the weight of observations has decayed to 1/e, although no new one was made."""
+FORGOTTEN_ROUNDS = 4 * STALE_ROUNDS
+"""Number of rounds without a new observation after which another kind's overhead is used, if there is one. A kind that
+was measured as slow is thus tried again."""
 
 
 class PassCurve(NamedTuple):
@@ -81,7 +84,8 @@ class Overhead:
     def __init__(self) -> None:
         self.value = 0.0
         self._weight = self._variance = 0.0
-        self._seen_at = 0
+        self.seen_at = 0
+        """Number of the latest observation's round."""
 
     def observe(self, seconds: float, predicted_s: float, now: int) -> None:
         """Adds a measurement of work for which the curve predicts `predicted_s`.
@@ -96,7 +100,7 @@ class Overhead:
         limited_s = min(max(seconds, usual_s / most), usual_s * most)
         # The average of such differences is never below the lowest of them, so it stays as finite as the durations are.
         error = limited_s - predicted_s - self.value
-        age, self._seen_at = now - self._seen_at, now
+        age, self.seen_at = now - self.seen_at, now
         self._weight = (1.0 - FADE) * math.exp(-age / STALE_ROUNDS) * self._weight + 1.0
         share = 1.0 / self._weight
         self.value += share * error
@@ -206,9 +210,11 @@ class RoundCosts:
         return self._seconds(num_reqs, num_extra, context, self._text, self._plain, self._verify)
 
     def _seconds(self, num_reqs: int, num_extra: np.ndarray, context: float, *kinds: Overheads) -> np.ndarray:
-        """Predicts the seconds of rounds with the overhead of the first kind that was observed."""
+        """Predicts the seconds of rounds with the overhead of the first kind that was observed lately."""
         pass_s = self.passes.seconds(num_reqs, num_extra, context)
-        overhead = next(filter(None, (kind.nearest(num_reqs) for kind in kinds)), None)
+        seen = [overhead for kind in kinds if (overhead := kind.nearest(num_reqs)) is not None]
+        late = (overhead for overhead in seen if self._round - overhead.seen_at < FORGOTTEN_ROUNDS)
+        overhead = next(late, seen[0] if seen else None)
         return self.pace * (pass_s if overhead is None else overhead.added_to(pass_s))
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:

@@ -116,8 +116,8 @@ def _row(one: Resources) -> str:
         return "any other kernel"
     dtype, dim, height = one.variant.split(", ")[:3]
     kind = "32-bit" if dtype == "float32" else "16-bit"
-    padded = next(size for size in (64, 128, 256) if size >= int(dim.split()[1]))
-    return f"attention, {kind}, dim {padded}, {height}"
+    padded = next((f"dim {size}" for size in (64, 128, 256) if size >= int(dim.split()[1])), "latents")
+    return f"attention, {kind}, {padded}, {height}"
 
 
 def _cell(resources: list[Resources]) -> str:

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from wingbeat.runtime.adaptive.curves import DraftCurve, DraftTook, Overhead, PassCurve, RoundCosts, RoundTook
+from wingbeat.runtime.adaptive.curves import (
+    FORGOTTEN_ROUNDS,
+    DraftCurve,
+    DraftTook,
+    Overhead,
+    PassCurve,
+    RoundCosts,
+    RoundTook,
+)
 
 PASSES = PassCurve((1, 4, 16), (1.0, 2.0, 8.0), (0.001, 0.0005))
 DRAFTS = DraftCurve((1, 5), (0.1, 0.3), (0.1, 0.5), 0.0001)
@@ -219,3 +227,14 @@ def test_a_replayed_context_takes_what_rows_beyond_the_curve_add(curve, row_s):
     costs = RoundCosts(PassCurve(*curve), DRAFTS)
     assert costs.replay_s(100) == pytest.approx(100 * row_s)
     assert costs.passes.seconds(1, np.array([31]), 0.0) == pytest.approx([curve[1][-1] + row_s * (32 - curve[0][-1])])
+
+
+def test_text_trees_that_were_slow_long_ago_are_priced_as_if_they_had_not_been_measured():
+    costs = RoundCosts(PASSES, DRAFTS)
+    plain(costs, 2.0, 4, 2)
+    costs.observe(RoundTook(40.0, 4, 8, 0.0))
+    few_s = costs.text_s(4, np.array([8]), 0.0)
+    plain(costs, 2.0, 4, FORGOTTEN_ROUNDS - 1)
+    assert costs.text_s(4, np.array([8]), 0.0) == pytest.approx(few_s, rel=0.01)
+    plain(costs, 2.0, 4, 2)
+    assert costs.text_s(4, np.array([8]), 0.0) < few_s / 2
