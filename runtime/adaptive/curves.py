@@ -5,10 +5,6 @@ with size, but lacks the work around a pass: messages, sampling, and the other p
 cores. This work hardly depends on the number of drafted nodes. Therefore, for each of four kinds of work (plain rounds,
 rounds after a draft, rounds with trees built from earlier text, drafts), an overhead is added to the curve: the
 decaying average of measured minus predicted seconds, by batch size. All times are in seconds.
-
-While one kind is used, the others are hardly measured, and the machine may become slower or faster for all of them. The
-pace, a factor that follows every measured round quickly, therefore multiplies all predictions; without the pace, a kind
-measured on a slow machine would be compared with a kind measured on a fast one.
 """
 
 import math
@@ -18,9 +14,6 @@ import numpy as np
 
 FADE = 1.0 / 24
 """Fraction of their weight that earlier observations lose with each new one."""
-PACE_FADE, MOST_CHANGE = 1.0 / 4, 1.0 / 4
-"""Fraction of the pace that each measured round determines, so that the pace follows changes of the machine sooner than
-the overheads do; and the largest relative change that one round can show, because longer rounds were interrupted."""
 STALE_ROUNDS = 512
 """Number of rounds after which the weight of observations has decayed to 1/e, although no new one was made."""
 FORGOTTEN_ROUNDS = 4 * STALE_ROUNDS
@@ -128,10 +121,6 @@ class Overheads:
         nearest = min(self._by_power, key=lambda seen: abs(seen - power), default=None)
         return None if nearest is None else self._by_power[nearest]
 
-    def of(self, num_reqs: int) -> Overhead | None:
-        """Returns the overhead of this batch size; None before its first observation."""
-        return self._by_power.get(num_reqs.bit_length())
-
     def observe(self, num_reqs: int, seconds: float, predicted_s: float, now: int) -> None:
         """Adds one round of `num_reqs` requests."""
         self._by_power.setdefault(num_reqs.bit_length(), Overhead()).observe(seconds, predicted_s, now)
@@ -182,8 +171,6 @@ class RoundCosts:
         self._drafts_s: dict[tuple[int, int], tuple[float, float]] = {}
         """Cache of predicted seconds of drafts, by numbers of requests and levels. A value holds the seconds at a short
         context, and the seconds added per token of context."""
-        self.pace = 1.0
-        """Measured seconds of the latest rounds divided by the seconds that the curves and overheads predict."""
         self._round = 0
         self._before: Overheads | None = self._verify
         """Overheads of the latest round's kind; None if the round had prompts."""
@@ -215,16 +202,16 @@ class RoundCosts:
         seen = [overhead for kind in kinds if (overhead := kind.nearest(num_reqs)) is not None]
         late = (overhead for overhead in seen if self._round - overhead.seen_at < FORGOTTEN_ROUNDS)
         overhead = next(late, seen[0] if seen else None)
-        return self.pace * (pass_s if overhead is None else overhead.added_to(pass_s))
+        return pass_s if overhead is None else overhead.added_to(pass_s)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:
         """Predicts the seconds, float64 [n], of waiting for trees of `levels` [n] levels for `num_reqs` sequences."""
         draft_s, overhead = self.drafts.seconds(num_reqs, levels, context), self._draft.nearest(num_reqs)
-        return self.pace * (draft_s if overhead is None else overhead.added_to(draft_s))
+        return draft_s if overhead is None else overhead.added_to(draft_s)
 
     def replay_s(self, num_tokens: int) -> float:
         """Predicts the seconds of computing a context again for the drafter."""
-        return self.pace * num_tokens * self.passes.row_s
+        return num_tokens * self.passes.row_s
 
     def doubt(self, num_reqs: int, plain_s: float, drafted_s: float) -> float:
         """Returns the relative standard error of the predicted time ratio of drafted rounds to plain rounds.
@@ -233,8 +220,7 @@ class RoundCosts:
             plain_s, drafted_s: predicted seconds of the two kinds of rounds.
         """
         kinds = (self._plain.nearest(num_reqs), plain_s), (self._verify.nearest(num_reqs), drafted_s)
-        doubts = (overhead.doubt_s / seconds for overhead, seconds in kinds if overhead is not None)
-        return self.pace * math.hypot(*doubts)
+        return math.hypot(*(overhead.doubt_s / seconds for overhead, seconds in kinds if overhead is not None))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
         """Predicts seconds of a plain round, a draft, and the draft's verification, by number of requests.
@@ -268,14 +254,10 @@ class RoundCosts:
         if took.num_chunk_tokens or before is None:
             return
         if kind is self._text or (kind is before and not (kind is self._plain and took.asks)):
-            predicted_s, overhead = self._pass_s(took), kind.of(took.num_reqs)
-            if overhead is not None:
-                change = took.seconds / (self.pace * float(overhead.added_to(predicted_s))) - 1.0
-                self.pace *= 1.0 + PACE_FADE * min(max(change, -MOST_CHANGE), MOST_CHANGE)
-            kind.observe(took.num_reqs, took.seconds / self.pace, predicted_s, self._round)
+            kind.observe(took.num_reqs, took.seconds, self._pass_s(took), self._round)
         if draft is not None and draft.num_reqs and kind is before and not draft.num_chunk_tokens:
             trees_s = self._trees_s(draft, took.mean_context)
-            self._draft.observe(draft.num_reqs, draft.seconds / self.pace, trees_s, self._round)
+            self._draft.observe(draft.num_reqs, draft.seconds, trees_s, self._round)
 
     def _pass_s(self, took: RoundTook) -> float:
         rows, (first_s, further_s) = took.num_reqs + took.num_extra, self.passes.context_s

@@ -38,7 +38,7 @@ class GrowthLimits(NamedTuple):
 
 
 class TextWorth:
-    """Measured seconds per token in rounds whose trees are all built from earlier text, at a pace of 1."""
+    """Measured seconds per token in rounds whose trees are all built from earlier text."""
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
@@ -120,8 +120,8 @@ class SpeculationPolicy:
         """Numbers of levels and drafted nodes of the best draft."""
         self._slower: dict[tuple[int, int], float] = {}
         """Results of `slow_down` since the latest decision, by numbers of requests and of drafting requests."""
-        self._paced_s = 0.0, 0.0
-        """Seconds per token in plain decoding, and with the best draft, at a pace of 1; 0 before the first decision."""
+        self._token_s = 0.0, 0.0
+        """Seconds per token in plain decoding, and with the best draft; 0 before the first decision."""
         self._break_even: float | None = None
         self.pays = True
         """Whether drafting for all eligible requests is the best choice; True before the first decision."""
@@ -207,7 +207,7 @@ class SpeculationPolicy:
         # Drafts are chosen if they are better by a standard error of the prediction, because the best of many noisy
         # estimates is biased upwards, and because a drafter slows the plain rounds that follow its drafts.
         self.pays = drafted > plain * (1.0 + max(doubt, FADE))
-        self._paced_s = 1.0 / plain / self.costs.pace, 1.0 / drafted / self.costs.pace
+        self._token_s = 1.0 / plain, 1.0 / drafted
         self._best = levels, int(self._nodes[column])
         self._prices.clear()
         self._slower.clear()
@@ -225,11 +225,6 @@ class SpeculationPolicy:
         else:  # all levels are allowed, because the growth rule stops drafts early
             growth = self._growth(num_reqs, num_drafting, mean_context)
             self._drafted = DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
-
-    @property
-    def _token_s(self) -> tuple[float, float]:
-        """Seconds per token in plain decoding, and with the best draft, at the present pace."""
-        return self._paced_s[0] * self.costs.pace, self._paced_s[1] * self.costs.pace
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Returns predicted tokens per second, float64 [levels, verified nodes]; row 0 is plain decoding.
@@ -276,16 +271,16 @@ class SpeculationPolicy:
         The first price is that of a plain round. Returns None if all nodes are to be verified, so that the cost of
         nodes is measured.
         """
-        token_s = self._text.token_s(self._paced_s[0])
+        token_s = self._text.token_s(self._token_s[0])
         if token_s is None:
             return None
         seconds = self.costs.text_s(num_reqs, np.arange(most + 1), mean_context)
         seconds[0] = min(self.costs.plain_s(num_reqs, mean_context), seconds[0])
-        return seconds / (token_s * self.costs.pace)
+        return seconds / token_s
 
     def saw_text(self, seconds: float, num_tokens: int, num_extra: int) -> None:
         """Records a round for which `text_prices` was called: seconds, emitted tokens, and verified drafted nodes."""
-        self._text.observe(seconds / self.costs.pace, num_tokens, num_extra)
+        self._text.observe(seconds, num_tokens, num_extra)
 
     def made_of_text(self) -> DraftPlan:
         """Returns the plan of a round whose trees are all built from earlier text, and counts this decision."""
@@ -298,7 +293,7 @@ class SpeculationPolicy:
         """Whether rounds with draft trees built from earlier text took less time per token than is predicted for a
         drafter's trees and for plain decoding.
         """
-        plain_s, drafted_s = self._paced_s
+        plain_s, drafted_s = self._token_s
         return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 
     @property

@@ -129,6 +129,6 @@ def _cell(resources: list[Resources]) -> str:
 
 if __name__ == "__main__":
     capabilities = tuple(map(int, sys.argv[1:])) or CAPABILITIES
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for line in table(dict(zip(capabilities, pool.map(every, capabilities), strict=True))):
             print(line)

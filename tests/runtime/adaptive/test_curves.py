@@ -115,14 +115,12 @@ def test_plain_rounds_of_one_load_say_nothing_of_another_once_that_was_seen():
 
 def test_a_lucky_probe_changes_little_unless_the_others_were_long_ago():
     """A probe of plain decoding is a round in dozens, and rounds of one size differ by half."""
-    for rounds, least, most in ((64, 1.94, 2.0), (4096, 1.2, 1.4)):
+    for rounds, least, most in ((64, 1.95, 2.0), (4096, 1.2, 1.4)):
         costs = RoundCosts(PASSES, DRAFTS)
         plain(costs, 2.0, 4, 100)
         for _ in range(rounds):
             behind_draft(costs, 6.0, 4, 8)
         plain(costs, 1.2, 4, 2)
-        for _ in range(16):
-            behind_draft(costs, 6.0, 4, 8)
         assert least < costs.plain_s(4, 0.0) < most
 
 
@@ -155,8 +153,7 @@ def test_an_interruption_is_not_a_cost():
     costs = RoundCosts(PASSES, DRAFTS)
     for _ in range(30):
         behind_draft(costs, 6.0, 4, 8)
-    for seconds in (1000.0, *[6.0] * 4):
-        behind_draft(costs, seconds, 4, 8)
+    behind_draft(costs, 1000.0, 4, 8)
     assert costs.verify_s(4, np.array([8]), 0.0)[0] < 6.0 * 1.06
 
 
@@ -177,7 +174,7 @@ def test_doubt_is_relative_to_a_round_of_its_kind():
     for _ in range(100):
         behind_draft(costs, float(numbers.normal(6.0, 0.5)), 4, 8)
     plain(costs, 1.0, 4, 100)
-    assert costs.doubt(4, 1.0, 6.0) == pytest.approx(costs.pace * costs._verify.nearest(4).doubt_s / 6.0)
+    assert costs.doubt(4, 1.0, 6.0) == pytest.approx(costs._verify.nearest(4).doubt_s / 6.0)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -193,33 +190,6 @@ def test_an_overhead_lies_between_the_differences_that_were_measured(seed):
         assert lowest <= subject.value <= highest
         assert 0 < subject.added_to(predicted_s) < np.inf
         assert 0 <= subject.doubt_s <= highest - lowest
-
-
-def test_a_machine_that_becomes_faster_is_faster_for_the_rounds_that_are_not_measured_too():
-    """Plain rounds were measured while the machine was slow; since then every round is drafted."""
-    costs = RoundCosts(PASSES, DRAFTS)
-    plain(costs, 3.0, 4, 60)
-    for seconds in (9.0, 6.0):
-        for _ in range(60):
-            behind_draft(costs, seconds, 4, 8)
-    assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx([6.0], rel=0.02)
-    assert costs.plain_s(4, 0.0) == pytest.approx(2.0, rel=0.1)
-    plain(costs, 2.0, 4, 60)
-    assert costs.plain_s(4, 0.0) == pytest.approx(2.0, rel=0.02)
-
-
-def test_a_kind_of_round_that_alone_becomes_slower_is_told_from_a_slower_machine():
-    """Drafted rounds take half as long again, plain ones in their probes as long as before."""
-    costs = RoundCosts(PASSES, DRAFTS)
-    plain(costs, 2.0, 4, 60)
-    for _ in range(12):
-        for _ in range(60):
-            behind_draft(costs, 9.0, 4, 8)
-        plain(costs, 2.0, 4, 3)
-    for _ in range(60):
-        behind_draft(costs, 9.0, 4, 8)
-    assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx([9.0], rel=0.02)
-    assert costs.plain_s(4, 0.0) == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("curve", "row_s"), [(((1, 4, 12), (4.0, 5.0, 9.0)), 0.5), (((1,), (4.0,)), 0.0)])
