@@ -166,6 +166,14 @@ class RowCache(KVCache):
         self._home[written] = rows[:, None] * self.linear.capacity + begins
         self._home[0] = 0
 
+    @property
+    def least_blocks(self) -> int:
+        """See `KVCache.least_blocks`."""
+        return self.num_blocks
+
+    def occupy(self, blocks: Tensor) -> None:
+        """Does nothing, because rows lie in memory of their own; see `KVCache.occupy`."""
+
     def own_pools(self) -> None:
         """Returns None, because a sequence's positions are stored in its row, head by head, not in a pool of blocks."""
 

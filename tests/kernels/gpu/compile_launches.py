@@ -7,6 +7,7 @@ that the interpreter accepts and the compiler refuses, and arguments that a kern
 
 import sys
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -167,7 +168,8 @@ def launch_all(*, has_fp8: bool) -> None:
     launch_trees(4, 10, 7, 60, 32000)
     launch_trees(1, 4, 5, 130, 151936)
     for launches in sorted(Path(__file__).parents[1].glob("*/launches.py")):
-        import_module(f"tests.kernels.{launches.parent.name}.launches").launch_all()
+        launch = import_module(f"tests.kernels.{launches.parent.name}.launches").launch_all
+        launch(**({"has_fp8": has_fp8} if "has_fp8" in signature(launch).parameters else {}))
 
 
 if __name__ == "__main__":
