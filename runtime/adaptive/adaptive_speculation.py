@@ -5,6 +5,7 @@ the device picks the nodes. The evidence (probabilities of all nodes) is downloa
 """
 
 from collections import deque
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.scheduling.sequence import Sequence
 
+_TREE_REQUESTED = attrgetter("draft.tree_requested")
 NOT_ASKED = DraftPlan(0, Reason.IDLE)
 SURE = 12 * HOLD
 """Lead of plain decoding, in rounds, from which requests are no longer followed. A round in which drafts would not pay
@@ -202,7 +204,7 @@ class AdaptiveSpeculation(Speculation):
                 trees, self._plan = None, asked
         kinds = [draft_kind(seq) for seq in decodes]
         certain = [bool(seq.certain(1)) for seq in decodes]
-        wanted = [drafted is not None and seq.draft.tree_requested for seq in decodes]
+        wanted = [False] * len(decodes) if drafted is None else list(map(_TREE_REQUESTED, decodes))
         self._pruned = LaunchedRound(asked, len(decodes), kinds, certain, wanted)
         return trees
 

@@ -199,9 +199,13 @@ class RoundCosts:
     def _seconds(self, num_reqs: int, num_extra: np.ndarray, context: float, *kinds: Overheads) -> np.ndarray:
         """Predicts the seconds of rounds with the overhead of the first kind that was observed lately."""
         pass_s = self.passes.seconds(num_reqs, num_extra, context)
-        seen = [overhead for kind in kinds if (overhead := kind.nearest(num_reqs)) is not None]
-        late = (overhead for overhead in seen if self._round - overhead.seen_at < FORGOTTEN_ROUNDS)
-        overhead = next(late, seen[0] if seen else None)
+        overhead = None
+        for kind in kinds:
+            found = kind.nearest(num_reqs)
+            overhead = overhead or found
+            if found is not None and self._round - found.seen_at < FORGOTTEN_ROUNDS:
+                overhead = found
+                break
         return pass_s if overhead is None else overhead.added_to(pass_s)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:

@@ -316,7 +316,7 @@ class DrafterClient(RoundObserver):
             return [], self.speculation.made_of_text()
         unfollowed = [seq for seq in plan.decodes if seq.draft.may_be_followed and self._has_room(seq, 1)]
         num_rounds, self._num_unplanned = max(self._num_unplanned, 1), 0
-        num_unfollowed = len(self.speculation.may_follow(unfollowed))
+        num_unfollowed = len(self.speculation.may_follow(unfollowed)) if unfollowed else 0
         draft = self.speculation.plan(plan.decodes, proposals, num_unfollowed, num_rounds)
         if unfollowed:
             for seq in self.speculation.to_follow(unfollowed):
