@@ -33,13 +33,6 @@ class PassCurve(NamedTuple):
     value for each further row.
     """
 
-    @property
-    def row_s(self) -> float:
-        """Seconds that each row beyond the last measured pass adds."""
-        if len(self.rows) == 1:
-            return 0.0
-        return max(self.short_s[-1] - self.short_s[-2], 0.0) / (self.rows[-1] - self.rows[-2])
-
     def seconds(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
         """Returns seconds, float64 [n], of passes over `num_reqs` roots and, in total, `num_extra` [n] drafted nodes.
 
@@ -47,9 +40,11 @@ class PassCurve(NamedTuple):
             context: tokens per sequence.
         """
         extra = np.asarray(num_extra, dtype=np.float64)
-        rows = num_reqs + extra
-        # Beyond the curve, its last segment is extrapolated.
-        short_s = np.interp(rows, self.rows, self.short_s) + self.row_s * np.maximum(rows - self.rows[-1], 0.0)
+        rows, last = num_reqs + extra, len(self.rows) - 1
+        short_s = np.interp(rows, self.rows, self.short_s)
+        if last:  # beyond the curve, its last segment is extrapolated
+            slope = (self.short_s[last] - self.short_s[last - 1]) / (self.rows[last] - self.rows[last - 1])
+            short_s += max(slope, 0.0) * np.maximum(rows - self.rows[last], 0.0)
         return short_s + context * (self.context_s[0] * num_reqs + self.context_s[1] * extra)
 
 
@@ -214,8 +209,10 @@ class RoundCosts:
         return draft_s if overhead is None else overhead.added_to(draft_s)
 
     def replay_s(self, num_tokens: int) -> float:
-        """Predicts the seconds of computing a context again for the drafter."""
-        return num_tokens * self.passes.row_s
+        """Predicts the seconds of computing a context again for the drafter, in passes of many rows."""
+        most = self.passes.rows[-1]
+        few_s, many_s = self.passes.seconds(1, np.array([most, most + num_tokens]), 0.0)
+        return float(many_s - few_s)
 
     def doubt(self, num_reqs: int, plain_s: float, drafted_s: float) -> float:
         """Returns the relative standard error of the predicted time ratio of drafted rounds to plain rounds.

@@ -110,18 +110,13 @@ class KVCache:
         """Bytes of all layers' keys and values."""
         return sum(part.nbytes for held in self.tensors for part in held)
 
-    @property
-    def least_blocks(self) -> int:
-        """Number of blocks of the layer with the fewest blocks."""
-        return min((len(part) for held in self._stored for part in held), default=self.num_blocks)
-
-    def occupy(self, blocks: Tensor) -> None:
-        """Writes the contents of the given blocks to the blocks again, in all layers.
+    def occupy(self, num_blocks: int) -> None:
+        """Writes the contents of the first `num_blocks` blocks to the blocks again.
 
         Host memory that was never written has no pages of its own, so reading such memory is faster than reading KV.
         """
-        for part in (part.view(torch.uint8) for held in self._stored for part in held):
-            part[blocks] = part[blocks]
+        for part in (part[:num_blocks].view(torch.uint8) for held in self._stored for part in held):
+            part.copy_(part.clone())
 
     @property
     def prefix_layers(self) -> dict[int, tuple[Tensor, ...]]:

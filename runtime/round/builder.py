@@ -237,10 +237,8 @@ def dummy_decode_batch(
     device = cache.layers[0][0].device
     tables = torch.zeros(num_reqs, width, dtype=torch.int64, device=device)
     read = tables[:, : max(width - -(-num_nodes // cache.block_size), 0)]
-    if read.numel():
-        blocks = torch.arange(read.numel(), device=device)
-        read.copy_(blocks.view_as(read) % cache.least_blocks)
-        cache.occupy(blocks[: cache.least_blocks])
+    read.copy_(torch.arange(read.numel(), device=device).view_as(read) % cache.num_blocks)
+    cache.occupy(read.numel())
     context = torch.full((num_reqs,), max(width * cache.block_size - num_nodes, 0), dtype=torch.int64, device=device)
     positions = context[:, None] + torch.arange(num_nodes, device=device)
     segment = Segment.of(0, positions, context, None, tables)

@@ -10,7 +10,7 @@ the sequence's earlier drafter trees. With either tree, the output equals that o
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,7 +203,9 @@ class SuffixBeside(TextDrafts):
                 self._texts.take_in(text, missing)
             nodes = self._texts.grow(text, self._levels, least_context) if text.num_known == length else []
             made.append(nodes)
-            paths.append(_path_probabilities(nodes, None if table is None else table[int(_is_sampled(seq))]))
+            paths.append(
+                _path_probabilities(nodes, None if table is None else table[int(seq.request.params.temperature > 0)])
+            )
         least = self._least_probability(flight.plan.decodes or seqs, paths)
         expected = [sum(path for path in tree if path >= least) for tree in paths]
         return [
@@ -211,8 +213,8 @@ class SuffixBeside(TextDrafts):
         ]
 
     def _least_probability(self, running: list[Sequence], paths: list[list[float]]) -> float:
-        """The least path probability of a node that a round of text trees alone would verify; 2 if that round would
-        verify no node.
+        """The least path probability of a node that a round of text trees alone would verify; infinite if that round
+        would verify no node.
         """
         ranked = sorted((path for tree in paths for path in tree), reverse=True)
         prices = self._speculation.text_prices(running, len(ranked)) if ranked else None
@@ -220,7 +222,7 @@ class SuffixBeside(TextDrafts):
             return 0.0
         worth = np.cumsum(ranked) - (prices[1:] - prices[0])
         best = int(worth.argmax())
-        return ranked[best] if worth[best] > 0 else 2.0
+        return ranked[best] if worth[best] > 0 else inf
 
     def _text_of(self, seq: Sequence) -> KnownText:
         text = self._known.get(seq.slot)
@@ -233,10 +235,6 @@ class SuffixBeside(TextDrafts):
         if own is None or own.epoch != seq.epoch:
             own = self._drafted[seq.slot] = _Drafted(seq.epoch, self._average)
         return own
-
-
-def _is_sampled(seq: Sequence) -> bool:
-    return seq.request.params.temperature > 0
 
 
 def _path_probabilities(nodes: list[TextNode], table: Any) -> list[float]:

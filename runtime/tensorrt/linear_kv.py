@@ -148,6 +148,7 @@ class RowCache(KVCache):
         self.num_blocks, self.block_size = blocks
         self.block_bytes = block_bytes
         self.layers = self.tensors = linear.pages or linear.layers
+        self._stored = []  # rows are not a pool of blocks
         self._home = torch.zeros(blocks.num_blocks, dtype=torch.int64, device=linear.layers[0][0].device)
         """Address in the rows of each block's first position, int64 [num_blocks]: row * capacity + position."""
 
@@ -165,14 +166,6 @@ class RowCache(KVCache):
         written = torch.where((begins > first) & (begins < end), block_tables, 0)
         self._home[written] = rows[:, None] * self.linear.capacity + begins
         self._home[0] = 0
-
-    @property
-    def least_blocks(self) -> int:
-        """See `KVCache.least_blocks`."""
-        return self.num_blocks
-
-    def occupy(self, blocks: Tensor) -> None:
-        """Does nothing, because rows lie in memory of their own; see `KVCache.occupy`."""
 
     def own_pools(self) -> None:
         """Returns None, because a sequence's positions are stored in its row, head by head, not in a pool of blocks."""

@@ -45,7 +45,7 @@ LIMITS = {
     ("plain", 1, "verifier"): (140, 23),
     ("plain", 16, "verifier"): (470, 22),
     ("plain", 64, "verifier"): (1526, 22),
-    ("adaptive tree", 1, "verifier"): (259, 81),
+    ("adaptive tree", 1, "verifier"): (258, 81),
     ("adaptive tree", 16, "verifier"): (706, 79),
     ("adaptive tree", 64, "verifier"): (2194, 79),
     ("adaptive tree", 1, "drafter"): (78, 151),

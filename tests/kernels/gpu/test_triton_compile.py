@@ -73,7 +73,7 @@ def test_every_launch_states_whether_multiply_and_add_are_fused(monkeypatch):
         return lambda *args, **given: stated.setdefault(name, []).append("enable_fp_fusion" in given)
 
     monkeypatch.setattr(KernelInterface, "__getitem__", launcher)
-    launch_all(has_fp8=True)
+    launch_all()
     inputs = build(Case((3,)), NAN)
     for splits in (Splits(1, 32), Splits(4, 1)):
         tree_attention(*inputs.arguments, **inputs.options, splits=splits)

@@ -6,7 +6,7 @@ from wingbeat.kernels.latent_attention import triton as triton_latents
 from wingbeat.kernels.latent_attention.reference import Pairs
 
 
-def launch_all(*, has_fp8: bool) -> None:
+def launch_all() -> None:
     """Sizes of DeepSeek-V3 and of GLM-4.7-Flash."""
     for num_heads, plain, turned, value_dim in ((128, 128, 64, 128), (20, 192, 64, 256)):
         query, made, shared = (
@@ -18,5 +18,5 @@ def launch_all(*, has_fp8: bool) -> None:
         for pairs in Pairs:
             triton_latents.store_latents(query, made, shared, shared, shared, *caches, slots, pairs)
         out, latent, cache = (query.new_zeros(*size) for size in ((60, num_heads, 576), (60, 512), (9, 16, 1, 576)))
-        for kept in (cache, cache.to(torch.float8_e4m3fn)) if has_fp8 else (cache,):
+        for kept in (cache, cache.to(torch.float8_e4m3fn)):
             triton_latents.keep_latents(query[..., plain:], out, latent, *[shared] * 3, kept, slots, Pairs.STAY)

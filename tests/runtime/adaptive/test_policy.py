@@ -23,9 +23,9 @@ BATCHES = (1, 8, 64)
 
 
 class Linear(PassCurve):
-    """A plain pass of B sequences takes 4 + 0.1 B, each node `node_s` more; a row of a prompt takes 1."""
+    """A plain pass of B sequences takes 4 + 0.1 B, each node `node_s` more."""
 
-    node_s, row_s = 0.0, 1.0
+    node_s = 0.0
 
     def seconds(self, num_reqs, num_extra, context):
         return 4 + 0.1 * num_reqs + self.node_s * np.asarray(num_extra, dtype=float)
@@ -151,10 +151,10 @@ def test_a_context_is_replayed_only_if_drafts_save_more_than_that_takes():
     subject = shown(policy(), 0.8)
     assert not subject.replay_pays(1, 1000), "nothing was decided yet"
     subject.plan(1, 1, 100.0)
-    plain_s, drafted_s = 4.1, 1 / by_hand(0.8, 0.3, 0.05, 1).max()
-    saved_s = plain_s - drafted_s
-    assert subject.replay_pays(99, round(100 / saved_s))
-    assert not subject.replay_pays(101, round(100 / saved_s))
+    saved_s = 1000 * (4.1 - 1 / by_hand(0.8, 0.3, 0.05, 1).max())
+    rows = round(saved_s / 0.05)  # a row takes 0.05 s
+    assert subject.replay_pays(rows - 10, 1000)
+    assert not subject.replay_pays(rows + 10, 1000)
 
 
 def test_levels_that_were_not_asked_for_are_expected_to_bring_less_and_less():
